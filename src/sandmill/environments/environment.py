@@ -1,0 +1,51 @@
+"""The seam of a task set: an `Environment` gives tasks, prepares a sandbox for one, and grades what the agent left.
+
+The runner calls, for every episode and in this order: `prepare(task, sandbox)`; the agent's turns; then, with every process
+of the agent dead, `collect(task, sandbox)` (bytes out of the agent's sandbox, read as data) and `grade(task, submission,
+artifacts)`, which never touches the agent's sandbox.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from sandmill.environments.task import Submission, Task, Verdict
+from sandmill.sandboxes import Sandbox, SandboxSpec
+
+Artifacts = Mapping[str, bytes]
+
+
+class Environment(Protocol):
+    """A versioned task set with a grader. Implementations never give an expected answer away through a `Task`."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def version(self) -> str: ...
+
+    @property
+    def digest(self) -> str:
+        """sha256 (hex) over everything that decides tasks and grading; kept in checkpoints to refuse a changed data set."""
+        ...
+
+    @property
+    def sandbox(self) -> SandboxSpec: ...
+
+    @property
+    def splits(self) -> Mapping[str, Sequence[Task]]:
+        """Split name to tasks. No two splits share a task `identity`. Always has `train` and `heldout`; others may exist."""
+        ...
+
+    async def prepare(self, task: Task, sandbox: Sandbox) -> None:
+        """Puts the task's files into a fresh sandbox. Raises SandboxError when the sandbox breaks."""
+        ...
+
+    async def collect(self, task: Task, sandbox: Sandbox) -> Artifacts:
+        """Reads the resulting files after every agent process is dead. Bounded in size; missing files are absent keys."""
+        ...
+
+    async def grade(self, task: Task, submission: Submission, artifacts: Artifacts) -> Verdict:
+        """The verdict. May raise: the runner records that as an InfrastructureFailure at the grader boundary."""
+        ...

@@ -1,0 +1,146 @@
+"""Every error Sandmill raises, in one tree, named by the boundary that broke.
+
+    SandmillError
+    ├── ConfigError (ValueError)             a manifest, option or file a person wrote is wrong
+    ├── SandboxError
+    │   ├── IsolationUnavailable (RuntimeError)   this machine cannot isolate; nothing was started
+    │   ├── SandboxCreateFailed (OSError)         isolation is possible, this creation failed
+    │   ├── SandboxGone (ConnectionError)         the sandbox died or was terminated; carries the reason
+    │   ├── ExecFailed (OSError)                  the command could not be started (nothing ran)
+    │   ├── ExecTimeout (TimeoutError)            raised only by callers that ask for it
+    │   └── SandboxFileError (OSError)            a path inside the sandbox could not be used
+    ├── EnvironmentFailed
+    │   ├── UnknownEnvironment (LookupError)
+    │   └── GraderFailed (RuntimeError)           the grader raised, hung or answered nonsense
+    ├── ModelError
+    │   ├── ModelNotFound (FileNotFoundError)
+    │   ├── EngineDied (RuntimeError)             the decode thread ended; pending samples fail with this
+    │   └── ContextFull (ValueError)
+    ├── TrainingError
+    │   ├── NonFinite (ArithmeticError)           a NaN or infinity, with its place named
+    │   └── NothingToLearn (RuntimeError)         too many steps in a row without a usable group
+    └── RunError
+        ├── RunBusy (BlockingIOError)             another process writes this run folder
+        ├── RunIncompatible (ValueError)          written by another version or for another manifest
+        ├── CheckpointCorrupt (ValueError)
+        └── DiskFull (OSError)
+
+A message says what happened, to which object, and what to do next, in one sentence.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class SandmillError(Exception):
+    """Root of the tree. `str(error)` is one sentence fit to show a person."""
+
+
+class ConfigError(SandmillError, ValueError):
+    """Something a person wrote is wrong; `where` is `file:line: field` as far as known."""
+
+    def __init__(self, message: str, *, file: Path | str | None = None, line: int | None = None, field: str | None = None) -> None:
+        self.message = message
+        self.file = None if file is None else str(file)
+        self.line = line
+        self.field = field
+        place = ":".join(str(part) for part in (self.file, self.line) if part is not None)
+        super().__init__(": ".join(part for part in (place, field or "", message) if part))
+
+
+class SandboxError(SandmillError):
+    """Something between us and a sandbox broke; never the command's own exit status."""
+
+
+class IsolationUnavailable(SandboxError, RuntimeError):
+    """This machine cannot isolate a process; nothing was started, and nothing runs unisolated instead."""
+
+
+class SandboxCreateFailed(SandboxError, OSError):
+    """Creating this sandbox failed; whatever had been made for it was removed."""
+
+
+class SandboxGone(SandboxError, ConnectionError):
+    """The sandbox no longer exists. `reason` says why (terminated, idle timeout, out of memory, node lost...)."""
+
+    def __init__(self, sandbox: str, reason: str) -> None:
+        self.sandbox = sandbox
+        self.reason = reason
+        super().__init__(f"sandbox {sandbox} is gone: {reason}")
+
+
+class ExecFailed(SandboxError, OSError):
+    """The command could not be started, so nothing ran. `errno` is that of execve or chdir inside the sandbox."""
+
+
+class ExecTimeout(SandboxError, TimeoutError):
+    """A command passed its deadline and its whole process tree was killed."""
+
+
+class SandboxFileError(SandboxError, OSError):
+    """A path inside the sandbox could not be opened, listed or removed."""
+
+
+class EnvironmentFailed(SandmillError):
+    """A task set could not do its part."""
+
+
+class UnknownEnvironment(EnvironmentFailed, LookupError):
+    """No environment of this name and version; the message names the nearest one."""
+
+
+class GraderFailed(EnvironmentFailed, RuntimeError):
+    """The grader raised, ran out of time, or returned something that is no verdict."""
+
+
+class ModelError(SandmillError):
+    """A model could not be loaded or asked."""
+
+
+class ModelNotFound(ModelError, FileNotFoundError):
+    """No such model folder, bundled model or hub id."""
+
+
+class EngineDied(ModelError, RuntimeError):
+    """The inference engine ended; every pending sample fails with this."""
+
+
+class ContextFull(ModelError, ValueError):
+    """The tokens of an episode no longer fit the model's context."""
+
+
+class TrainingError(SandmillError):
+    """A training step could not be completed; the weights are those before it."""
+
+
+class NonFinite(TrainingError, ArithmeticError):
+    """A NaN or infinity appeared; `place` names the tensor and, where known, the episode."""
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+        super().__init__(f"non-finite number in {place}; the step was not applied")
+
+
+class NothingToLearn(TrainingError, RuntimeError):
+    """Too many consecutive steps had no group with differing rewards, or no graded episode at all."""
+
+
+class RunError(SandmillError):
+    """A run folder cannot be used as asked."""
+
+
+class RunBusy(RunError, BlockingIOError):
+    """Another live process holds this run folder."""
+
+
+class RunIncompatible(RunError, ValueError):
+    """The run folder was written by another format version or from another manifest."""
+
+
+class CheckpointCorrupt(RunError, ValueError):
+    """A checkpoint is truncated or does not match its recorded digest."""
+
+
+class DiskFull(RunError, OSError):
+    """Writing to the run folder failed for lack of space; what was written before is intact."""
