@@ -38,8 +38,12 @@ class Environment(Protocol):
         """Split name to tasks. No two splits share a task `identity`. Always has `train` and `heldout`; others may exist."""
         ...
 
+    def files(self, task: Task) -> Mapping[str, bytes]:
+        """The task's starting files, by path relative to the sandbox's workdir; sandboxes are created with them in place."""
+        ...
+
     async def prepare(self, task: Task, sandbox: Sandbox) -> None:
-        """Puts the task's files into a fresh sandbox. Raises SandboxError when the sandbox breaks."""
+        """Anything beyond `files` that must happen in the fresh sandbox before the agent. Raises SandboxError when it breaks."""
         ...
 
     async def collect(self, task: Task, sandbox: Sandbox) -> Artifacts:

@@ -1,0 +1,227 @@
+"""The run manifest as frozen, typed records; defaults live here and nowhere else.
+
+A manifest is YAML with camelCase keys. Every key is checked: an unknown one is an error that names the nearest known one.
+The resolved manifest (all defaults filled in) is saved with the run and is what `--resume` compares.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+Positive = Annotated[int, Meta(ge=1)]
+NonNegative = Annotated[int, Meta(ge=0)]
+PositiveReal = Annotated[float, Meta(gt=0)]
+NonNegativeReal = Annotated[float, Meta(ge=0)]
+Fraction = Annotated[float, Meta(gt=0, le=1)]
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True, omit_defaults=False):
+    """Base of every manifest section."""
+
+
+class ModelSection(Section):
+    """Which policy. `uri`: `sandmill/tiny-shell`, `sandmill/smollm2-135m`, a local Hugging Face folder, or `hf://repo[@revision]`."""
+
+    uri: str
+    dialogue: str = "auto"
+    """How turns are written as tokens: `line` (`$ command` and `= answer`), `chat` (the model's own template), or `auto`."""
+
+
+class EnvironmentSection(Section):
+    """Which tasks. Train and held-out sets are drawn by `seed` and never share an identity."""
+
+    name: str
+    train_tasks: Positive = 512
+    held_out_tasks: Positive = 96
+    seed: int = 42
+    options: Mapping[str, str | int | float | bool | list[str]] = {}
+    """The environment's own options, checked by the environment."""
+
+
+class WarmStartSection(Section):
+    """Supervised steps before reinforcement learning, on the environment's scripted demonstrations. 0 steps: none."""
+
+    steps: NonNegative = 0
+    batch_size: Positive = 64
+    learning_rate: PositiveReal = 2e-3
+    seed: int = 0
+
+
+class SamplingSection(Section):
+    """How replies are sampled in training."""
+
+    temperature: PositiveReal = 1.0
+    top_p: Fraction = 1.0
+
+
+class Method(enum.StrEnum):
+    """What is trained."""
+
+    LORA = "LoRA"
+
+
+class LoraSection(Section):
+    """The adapter. `top_layers` null means every layer; n means the n nearest the output."""
+
+    r: Positive = 16
+    alpha: PositiveReal = 32.0
+    dropout: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+    target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    top_layers: Positive | None = None
+
+
+class AdvantageScale(enum.StrEnum):
+    """How a group's rewards become advantages."""
+
+    STD = "std"
+    """(r - mean) / std of the group (GRPO, arXiv:2402.03300)."""
+    MEAN = "mean"
+    """r - mean (Dr. GRPO's advantage, arXiv:2503.20783)."""
+    LEAVE_ONE_OUT = "leave-one-out"
+    """r - mean of the others (RLOO, arXiv:2402.14740)."""
+
+
+class LossScale(enum.StrEnum):
+    """What the summed token losses are divided by."""
+
+    TOKEN = "token"
+    """Number of sampled tokens in the whole step (DAPO, arXiv:2503.14476)."""
+    SEQUENCE = "sequence"
+    """Each episode's mean over its tokens, then the mean over episodes (GRPO as published)."""
+    CONSTANT = "constant"
+    """Episodes times `maxCompletionLength` times `maxTurns` (Dr. GRPO)."""
+
+
+class ImportanceLevel(enum.StrEnum):
+    """On what the importance ratio is formed."""
+
+    TOKEN = "token"
+    SEQUENCE = "sequence"
+    """GSPO, arXiv:2507.18071."""
+
+
+class RewardControl(enum.StrEnum):
+    """Controls that show whether a gain came from the reward."""
+
+    TRUE = "true"
+    RANDOM = "random"
+    """Rewards are shuffled by coin: learning must stay flat."""
+    FLIPPED = "flipped"
+    """The sign is flipped: the pass rate must fall."""
+
+
+class Parameters(Section):
+    """The optimisation. One step samples `batch_size` tasks x `num_generations` episodes and applies one update."""
+
+    steps: NonNegative = 40
+    batch_size: Positive = 4
+    num_generations: Annotated[int, Meta(ge=2)] = 8
+    micro_batch_size: Positive = 64
+    min_group_size: Annotated[int, Meta(ge=2)] = 2
+    learning_rate: PositiveReal = 4e-5
+    weight_decay: NonNegativeReal = 0.0
+    max_grad_norm: PositiveReal = 1.0
+    max_completion_length: Positive = 256
+    max_turns: Positive = 3
+    entropy_bonus: NonNegativeReal = 0.0
+    clip_low: NonNegativeReal = 0.2
+    clip_high: NonNegativeReal = 0.2
+    advantage: AdvantageScale = AdvantageScale.STD
+    loss: LossScale = LossScale.TOKEN
+    importance: ImportanceLevel = ImportanceLevel.TOKEN
+    method: Method = Method.LORA
+    lora: LoraSection = LoraSection()
+    sampling: SamplingSection = SamplingSection()
+    reward: RewardControl = RewardControl.TRUE
+    seed: int = 0
+
+
+class EvaluationSection(Section):
+    """Held-out evaluation. `splits` are evaluated before and after training, `every` (steps) in between, 0: never."""
+
+    baseline: bool = True
+    final: bool = True
+    every: NonNegative = 0
+    splits: tuple[str, ...] = ("heldout",)
+    samples_per_task: Positive = 1
+    greedy: bool = True
+    min_comparison_tasks: Annotated[int, Meta(ge=16)] = 16
+
+
+class SandboxSection(Section):
+    """Limits of each episode's sandbox. Strings are Kubernetes quantities and Go durations."""
+
+    cpu: PositiveReal = 1.0
+    memory: str = "512Mi"
+    disk: str = "64Mi"
+    command_timeout: str = "10s"
+    max_observation: Positive = 2000
+    """Characters of a command's output shown to the model; the rest is dropped with a flag."""
+
+
+class ResourcesSection(Section):
+    """What the run may use of this machine."""
+
+    max_in_flight: Positive = 128
+    """Episodes (cache rows) alive at once."""
+    max_sandboxes: Positive = 64
+    """Sandboxes alive at once."""
+    context_length: Positive | None = None
+    """Tokens of an episode at most; null: the model's own, at most 1024."""
+    threads: Positive | None = None
+    """Torch threads; null: as many as the machine has cores, at most 2 for models under 10M parameters."""
+
+
+class GradingSection(Section):
+    """How verdicts are made."""
+
+    max_parallel: Positive = 8
+    timeout: str = "30s"
+    retries: NonNegative = 1
+    max_consecutive_failures: Positive = 64
+    """A run stops when this many episodes in a row end in InfrastructureFailure."""
+
+
+class CheckpointSection(Section):
+    """When to save. The last `keep` checkpoints stay."""
+
+    every: Positive = 10
+    keep: Positive = 2
+
+
+class PricesSection(Section):
+    """What this machine costs, in USD per hour, as decimal strings; null means unknown, and unknown is never shown as zero."""
+
+    machine_per_hour: str | None = None
+    sandbox_per_hour: str | None = None
+
+
+class Spec(Section):
+    """A training run."""
+
+    model: ModelSection
+    environment: EnvironmentSection
+    runtime: str = "sandmill/grpo-lora"
+    warm_start: WarmStartSection = WarmStartSection()
+    parameters: Parameters = Parameters()
+    evaluation: EvaluationSection = EvaluationSection()
+    sandbox: SandboxSection = SandboxSection()
+    resources: ResourcesSection = ResourcesSection()
+    grading: GradingSection = GradingSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    prices: PricesSection = PricesSection()
+    max_cost_usd: str | None = msgspec.field(name="maxCostUSD", default=None)
+
+
+class Manifest(Section):
+    """A manifest file: `spec`, and optionally `apiVersion`, `kind` and `metadata.name`."""
+
+    spec: Spec
+    api_version: str = "sandmill.dev/v1"
+    kind: str = "TrainingJob"
+    metadata: Mapping[str, str] = {}
