@@ -24,7 +24,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_
     """Base of every manifest section."""
 
 
-class ModelSection(Section):
+class ModelSection(Section, frozen=True):
     """Which policy. `uri`: `sandmill/tiny-shell`, `sandmill/smollm2-135m`, a local Hugging Face folder, or `hf://repo[@revision]`."""
 
     uri: str
@@ -32,7 +32,7 @@ class ModelSection(Section):
     """How turns are written as tokens: `line` (`$ command` and `= answer`), `chat` (the model's own template), or `auto`."""
 
 
-class EnvironmentSection(Section):
+class EnvironmentSection(Section, frozen=True):
     """Which tasks. Train and held-out sets are drawn by `seed` and never share an identity."""
 
     name: str
@@ -43,7 +43,7 @@ class EnvironmentSection(Section):
     """The environment's own options, checked by the environment."""
 
 
-class WarmStartSection(Section):
+class WarmStartSection(Section, frozen=True):
     """Supervised steps before reinforcement learning, on the environment's scripted demonstrations. 0 steps: none."""
 
     steps: NonNegative = 0
@@ -52,7 +52,7 @@ class WarmStartSection(Section):
     seed: int = 0
 
 
-class SamplingSection(Section):
+class SamplingSection(Section, frozen=True):
     """How replies are sampled in training."""
 
     temperature: PositiveReal = 1.0
@@ -65,7 +65,7 @@ class Method(enum.StrEnum):
     LORA = "LoRA"
 
 
-class LoraSection(Section):
+class LoraSection(Section, frozen=True):
     """The adapter. `top_layers` null means every layer; n means the n nearest the output."""
 
     r: Positive = 16
@@ -115,7 +115,7 @@ class RewardControl(enum.StrEnum):
     """The sign is flipped: the pass rate must fall."""
 
 
-class Parameters(Section):
+class Parameters(Section, frozen=True):
     """The optimisation. One step samples `batch_size` tasks x `num_generations` episodes and applies one update."""
 
     steps: NonNegative = 40
@@ -141,7 +141,7 @@ class Parameters(Section):
     seed: int = 0
 
 
-class EvaluationSection(Section):
+class EvaluationSection(Section, frozen=True):
     """Held-out evaluation. `splits` are evaluated before and after training, `every` (steps) in between, 0: never."""
 
     baseline: bool = True
@@ -153,7 +153,7 @@ class EvaluationSection(Section):
     min_comparison_tasks: Annotated[int, Meta(ge=16)] = 16
 
 
-class SandboxSection(Section):
+class SandboxSection(Section, frozen=True):
     """Limits of each episode's sandbox. Strings are Kubernetes quantities and Go durations."""
 
     cpu: PositiveReal = 1.0
@@ -164,7 +164,7 @@ class SandboxSection(Section):
     """Characters of a command's output shown to the model; the rest is dropped with a flag."""
 
 
-class ResourcesSection(Section):
+class ResourcesSection(Section, frozen=True):
     """What the run may use of this machine."""
 
     max_in_flight: Positive = 128
@@ -177,7 +177,7 @@ class ResourcesSection(Section):
     """Torch threads; null: as many as the machine has cores, at most 2 for models under 10M parameters."""
 
 
-class GradingSection(Section):
+class GradingSection(Section, frozen=True):
     """How verdicts are made."""
 
     max_parallel: Positive = 8
@@ -187,21 +187,21 @@ class GradingSection(Section):
     """A run stops when this many episodes in a row end in InfrastructureFailure."""
 
 
-class CheckpointSection(Section):
+class CheckpointSection(Section, frozen=True):
     """When to save. The last `keep` checkpoints stay."""
 
     every: Positive = 10
     keep: Positive = 2
 
 
-class PricesSection(Section):
+class PricesSection(Section, frozen=True):
     """What this machine costs, in USD per hour, as decimal strings; null means unknown, and unknown is never shown as zero."""
 
     machine_per_hour: str | None = None
     sandbox_per_hour: str | None = None
 
 
-class Spec(Section):
+class Spec(Section, frozen=True):
     """A training run."""
 
     model: ModelSection
@@ -218,7 +218,7 @@ class Spec(Section):
     max_cost_usd: str | None = msgspec.field(name="maxCostUSD", default=None)
 
 
-class Manifest(Section):
+class Manifest(Section, frozen=True):
     """A manifest file: `spec`, and optionally `apiVersion`, `kind` and `metadata.name`."""
 
     spec: Spec

@@ -146,7 +146,7 @@ def _in_range(value: float, most: float, complaint: str, field: str | None) -> f
 
 
 def _shown(value: object) -> str:
-    text = ascii(value)
+    text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

@@ -1,0 +1,161 @@
+"""A manifest file and `--set` overrides in; a checked, frozen `Manifest` out, or a ConfigError with file, line and field."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from sandmill.config.check import Checker, locate, nearest, printable
+from sandmill.config.document import MAX_BYTES, OPTION, Node, parse_document, parse_value, shortened
+from sandmill.config.manifest import Manifest
+from sandmill.config.quantities import parse_bytes, parse_duration, parse_usd
+from sandmill.errors import ConfigError
+
+RUNTIMES = {"sandmill/grpo-lora": "sandmill/grpo-lora", "nodus/grpo-lora": "sandmill/grpo-lora"}
+API_VERSIONS = {"sandmill.dev/v1": "sandmill.dev/v1", "nodus.dev/v1beta1": "sandmill.dev/v1"}
+DIALOGUES = ("auto", "line", "chat")
+
+_AMOUNTS: dict[str, Callable[[str], object]] = {
+    "spec.sandbox.memory": parse_bytes,
+    "spec.sandbox.disk": parse_bytes,
+    "spec.sandbox.commandTimeout": parse_duration,
+    "spec.grading.timeout": parse_duration,
+    "spec.prices.machinePerHour": parse_usd,
+    "spec.prices.sandboxPerHour": parse_usd,
+    "spec.maxCostUSD": parse_usd,
+}
+_PATH_PART = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+
+
+def load_manifest(path: Path | str, overrides: Sequence[str] = ()) -> Manifest:
+    """The manifest in `path` with `overrides` ("spec.parameters.steps=10") applied. Raises ConfigError."""
+    return parse_manifest(_read(Path(path)), overrides, file=str(path))
+
+
+def parse_manifest(data: bytes, overrides: Sequence[str] = (), *, file: str = "<manifest>") -> Manifest:
+    """The manifest written in `data`. Raises ConfigError, whose `file`, `line` and `field` say where."""
+    root = parse_document(data, file)
+    if not isinstance(root.value, dict):
+        raise ConfigError(f"expected a mapping that starts with `spec:`, found {root.found}", file=file, line=root.line)
+    for override in overrides:
+        root = _overridden(root, override)
+    plain = Checker(Manifest, frozenset(_AMOUNTS)).check(root)
+    try:
+        manifest = msgspec.convert(plain, Manifest)
+    except (msgspec.ValidationError, ValueError, TypeError) as error:
+        raise ConfigError(shortened(str(error), 200), file=file, line=root.line) from None
+    return _consistent(manifest, root)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with open(path, "rb", opener=_open_without_waiting) as stream:
+            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+                raise ConfigError("is not a regular file", file=path, line=1)
+            return stream.read(MAX_BYTES + 1)
+    except ConfigError:
+        raise
+    except (OSError, ValueError) as error:
+        raise ConfigError(_unreadable(path, error), file=path) from None
+
+
+def _open_without_waiting(name: str, flags: int) -> int:
+    """O_NONBLOCK, or opening a named pipe would wait for a writer that never comes."""
+    return os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY)
+
+
+def _unreadable(path: Path, error: OSError | ValueError) -> str:
+    if isinstance(error, IsADirectoryError):
+        return "is a folder; give the manifest file inside it"
+    if isinstance(error, FileNotFoundError):
+        try:
+            siblings = [entry.name for entry in path.parent.iterdir() if entry.suffix in (".yaml", ".yml", ".json")]
+        except OSError:
+            return "does not exist"
+        near = nearest(path.name, siblings)
+        return f"does not exist; did you mean {str(path.parent / near)!r}?" if near else "does not exist"
+    if isinstance(error, OSError) and error.errno == errno.EACCES:
+        return "may not be read by this user; change its permissions"
+    return f"cannot be read: {error.strerror if isinstance(error, OSError) and error.strerror else error}"
+
+
+def _overridden(root: Node, override: str) -> Node:
+    """`root` with one "a.b.c=value" applied; the new nodes name the option as their file."""
+    origin = f"{OPTION}{shortened(printable(override))}"
+    path, sign, text = override.partition("=")
+    parts = path.split(".")
+    if not sign or not all(_PATH_PART.fullmatch(part) for part in parts):
+        raise ConfigError("write it as key.key=value, such as spec.parameters.steps=10", file=origin)
+    try:
+        value = parse_value(text, origin)
+    except ConfigError as error:
+        raise ConfigError(error.message, file=origin) from None
+    return _placed(root, parts, value, origin)
+
+
+def _placed(node: Node | None, parts: list[str], value: Node, origin: str) -> Node:
+    if not parts:
+        return value
+    entries = dict(node.value) if node is not None and isinstance(node.value, dict) else {}
+    key_lines = dict(node.key_lines) if node is not None else {}
+    entries[parts[0]] = _placed(entries.get(parts[0]), parts[1:], value, origin)
+    key_lines.setdefault(parts[0], 1)
+    return Node(entries, "", node.file if node is not None else origin, node.line if node is not None else 1, key_lines)
+
+
+def _consistent(manifest: Manifest, root: Node) -> Manifest:
+    """Checks that types cannot express; returns the manifest with aliases resolved."""
+    spec = manifest.spec
+    for field, parse in _AMOUNTS.items():
+        _check_amount(root, field, parse)
+    _one_of(root, "kind", manifest.kind, ("TrainingJob",))
+    _one_of(root, "apiVersion", manifest.api_version, tuple(API_VERSIONS))
+    _one_of(root, "spec.runtime", spec.runtime, tuple(RUNTIMES))
+    _one_of(root, "spec.model.dialogue", spec.model.dialogue, DIALOGUES)
+    for field, text in (("spec.model.uri", spec.model.uri), ("spec.environment.name", spec.environment.name)):
+        if not text.strip() or not text.isprintable():
+            raise _refusal(root, field, "expected a name of printable characters, found " + locate(root, field).found)
+    if spec.parameters.min_group_size > spec.parameters.num_generations:
+        message = (
+            f"a group has numGenerations = {spec.parameters.num_generations} episodes, so this cannot be {spec.parameters.min_group_size}"
+        )
+        raise _refusal(root, "spec.parameters.minGroupSize", message)
+    lists = {"spec.evaluation.splits": spec.evaluation.splits, "spec.parameters.lora.targetModules": spec.parameters.lora.target_modules}
+    for field, names in lists.items():
+        if not names or len(set(names)) != len(names) or not all(name.strip() for name in names):
+            raise _refusal(root, field, "expected a list of different names, found " + (", ".join(map(repr, names)) or "an empty list"))
+    return msgspec.structs.replace(
+        manifest,
+        api_version=API_VERSIONS[manifest.api_version],
+        spec=msgspec.structs.replace(spec, runtime=RUNTIMES[spec.runtime]),
+    )
+
+
+def _check_amount(root: Node, field: str, parse: Callable[[str], object]) -> None:
+    node = locate(root, field)
+    if isinstance(node.value, dict) or node.value is None:
+        return
+    try:
+        amount = parse(node.text)
+    except ConfigError as error:
+        raise _refusal(root, field, error.message) from None
+    if amount == 0 and parse is not parse_usd:
+        raise _refusal(root, field, f"expected more than zero, found {node.found}")
+
+
+def _one_of(root: Node, field: str, found: str, choices: tuple[str, ...]) -> None:
+    if found not in choices:
+        near = nearest(found, choices)
+        hint = f"; did you mean {near!r}?" if near is not None and len(choices) > 1 else ""
+        raise _refusal(root, field, f"expected {' or '.join(choices)}, found {shortened(repr(found))}{hint}")
+
+
+def _refusal(root: Node, field: str, message: str) -> ConfigError:
+    node = locate(root, field)
+    return ConfigError(message, file=node.file, line=node.shown_line, field=field)
