@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from sandmill.rollouts.trajectory import SCHEMA_VERSION
+from sandmill.rollouts.trajectory import SCHEMA_VERSION, Episode
 
 
 class RunStage(enum.StrEnum):
@@ -190,6 +190,20 @@ class EvaluationFinished(msgspec.Struct, frozen=True, kw_only=True, tag="evaluat
     def pass_rate(self) -> float | None:
         """Passed over graded attempts, or None when nothing was graded."""
         return self.passed / self.graded if self.graded else None
+
+
+class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One episode as a run folder keeps it; a row of trajectories.jsonl. Training episodes have split `train` and no phase."""
+
+    step: int
+    """The training step it was sampled for (1 for the first), or the steps behind the weights in an evaluation."""
+    split: str
+    episode: Episode
+    phase: EvaluationPhase | None = None
+    greedy: bool = False
+    advantage: float | None = None
+    """What its tokens were weighted by; None when it was not trained on."""
+    schema_version: int = SCHEMA_VERSION
 
 
 class CheckpointSaved(msgspec.Struct, frozen=True, kw_only=True, tag="checkpoint-saved", tag_field="event"):
