@@ -1,0 +1,216 @@
+"""One attempt at one task: sample, act, observe, until an answer or a limit; then grade. In: a task; out: an `Episode`.
+
+What broke is recorded here, at its boundary, and nowhere else: a `SandboxError` becomes an InfrastructureFailure, never a
+reward. A dead engine and a machine that cannot isolate are not an episode's failure: they fly and end the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+from collections.abc import Iterator
+
+import msgspec
+
+from sandmill.environments.grading import grade_episode
+from sandmill.environments.task import Boundary, Command, InfrastructureFailure, Limit, Submission, Task, Verdict
+from sandmill.errors import ContextFull, ExecFailed, IsolationUnavailable, SandboxError, SandboxGone
+from sandmill.models.chat import Answer, Call, Malformed, Observation
+from sandmill.models.model import Sampling, Session, StopReason
+from sandmill.rollouts.arena import Arena
+from sandmill.rollouts.seeds import derive
+from sandmill.rollouts.timeline import Timeline
+from sandmill.rollouts.trajectory import Episode, Stage, Trajectory, Turn
+from sandmill.sandboxes import Sandbox
+
+_LIMIT_OF_STOP = {StopReason.LENGTH: Limit.TOKENS, StopReason.CONTEXT: Limit.CONTEXT}
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Which attempt this is; with the run's seed it decides every random choice of the episode."""
+
+    group: str
+    index: int
+    attempt: int = 0
+
+
+class _Broke(Exception):
+    """Carries an InfrastructureFailure from where it happened to the one place that records it."""
+
+    def __init__(self, failure: InfrastructureFailure) -> None:
+        super().__init__(failure.reason)
+        self.failure = failure
+
+
+@contextlib.contextmanager
+def _boundary(where: Boundary) -> Iterator[None]:
+    try:
+        yield
+    except IsolationUnavailable:
+        raise
+    except SandboxGone as error:
+        raise _Broke(InfrastructureFailure(boundary=Boundary.SANDBOX_LOST, reason=str(error), retryable=True)) from error
+    except SandboxError as error:
+        raise _Broke(InfrastructureFailure(boundary=where, reason=str(error), retryable=True)) from error
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise _Broke(InfrastructureFailure(boundary=Boundary.DISK, reason=str(error), retryable=False)) from error
+
+
+class _Attempt:
+    """The growing state of one attempt; what it has so far is a valid trajectory at any time."""
+
+    def __init__(self, arena: Arena, task: Task, sampling: Sampling) -> None:
+        self.arena = arena
+        self.task = task
+        self.sampling = sampling
+        self.timeline = Timeline(arena.origin)
+        self.turns: list[Turn] = []
+        self.commands: list[Command] = []
+        self.text: list[tuple[str, str]] = [("task", task.prompt)]
+        self.malformed = 0
+        self.answer: str | None = None
+        self.limit: Limit | None = None
+        self.sandbox: Sandbox | None = None
+
+    async def play(self, session: Session) -> None:
+        """The agent's turns, under the episode's wall-clock limit."""
+        try:
+            async with asyncio.timeout(self.arena.limits.episode_timeout_s):
+                await self._turns(session)
+        except TimeoutError:
+            self.limit = Limit.TIME
+
+    async def _turns(self, session: Session) -> None:
+        dialogue = self.arena.dialogue
+        context = dialogue.open(self.task.prompt)
+        for _ in range(self.arena.limits.max_turns):
+            observations = await self._turn(session, context)
+            if observations is None:
+                return
+            context = dialogue.observe(observations, self.turns[-1].stop)
+        self.limit = Limit.TURNS
+
+    async def _turn(self, session: Session, context: tuple[int, ...]) -> list[Observation] | None:
+        """One round. None when the episode is over (an answer, a limit)."""
+        try:
+            with self.timeline.span(Stage.MODEL):
+                sample = await session.sample(context, self.sampling)
+        except ContextFull:
+            self.limit = Limit.CONTEXT
+            return None
+        self.turns.append(
+            Turn(
+                context_ids=context,
+                token_ids=sample.token_ids,
+                logprobs=sample.logprobs,
+                policy_versions=sample.policy_versions,
+                stop=sample.stop,
+            )
+        )
+        self.text.append(("model", self.arena.dialogue.text(sample.token_ids)))
+        if sample.stop is not StopReason.STOP:
+            self.limit = _LIMIT_OF_STOP[sample.stop]
+            return None
+        observations = []
+        for action in self.arena.dialogue.parse(sample.token_ids, sample.stop):
+            if isinstance(action, Answer):
+                self.answer = action.text
+                return None
+            observations.append(await self._act(action))
+        return observations
+
+    async def _act(self, action: Call | Malformed) -> Observation:
+        if isinstance(action, Malformed):
+            return self._refuse(action.reason)
+        script = action.arguments.get("command")
+        if action.tool != "bash" or script is None:
+            return self._refuse(f"there is no tool {action.tool!r} with these arguments; call bash with a command")
+        if "\0" in script:
+            return self._refuse("a command cannot contain a NUL byte")
+        return await self._command(script)
+
+    def _refuse(self, reason: str) -> Observation:
+        self.malformed += 1
+        self.text.append(("tool", reason))
+        return Observation(text=reason, ok=False)
+
+    async def _command(self, script: str) -> Observation:
+        limits = self.arena.limits
+        sandbox = await self._ready_sandbox()
+        with self.timeline.span(Stage.COMMAND), _boundary(Boundary.EXEC):
+            try:
+                done = await sandbox.run.aio(
+                    "bash",
+                    "-c",
+                    script,
+                    timeout=limits.command_timeout_s,
+                    max_output=4 * limits.max_observation,
+                    merge_stderr=True,
+                )
+            except ExecFailed as error:
+                if error.errno not in (errno.E2BIG, errno.ENAMETOOLONG):
+                    raise
+                return self._refuse("the command is too long")
+        output = done.stdout.decode("utf-8", "replace")[: limits.max_observation]
+        if done.timed_out:
+            output += f"\n[stopped after {limits.command_timeout_s:g} s]"
+        self.commands.append(Command(script=script, exit_code=None if done.timed_out else done.exit_code, output=output))
+        self.text.append(("tool", output))
+        return Observation(text=output, ok=done.exit_code == 0 and not done.timed_out)
+
+    async def _ready_sandbox(self) -> Sandbox:
+        """The episode's sandbox, made when the first command needs it."""
+        if self.sandbox is None:
+            with self.timeline.span(Stage.SANDBOX):
+                with _boundary(Boundary.SANDBOX_CREATE):
+                    self.sandbox = await self.arena.sandboxes.take(self.arena.environment.files(self.task))
+                with _boundary(Boundary.SETUP):
+                    await self.arena.environment.prepare(self.task, self.sandbox)
+        return self.sandbox
+
+    async def judge(self) -> Verdict:
+        """The verdict on what the agent left, after its processes are dead."""
+        submission = Submission(answer=self.answer, commands=tuple(self.commands), limit=self.limit)
+        with self.timeline.span(Stage.GRADING), _boundary(Boundary.GRADER):
+            return await grade_episode(
+                self.arena.environment,
+                self.task,
+                submission,
+                self.sandbox,
+                timeout_s=self.arena.limits.grading_timeout_s,
+                health=self.arena.health,
+            )
+
+    def trajectory(self) -> Trajectory:
+        return Trajectory(
+            turns=tuple(self.turns),
+            commands=tuple(self.commands),
+            spans=self.timeline.spans,
+            limit=self.limit,
+            malformed_calls=self.malformed,
+            answer=self.answer,
+            text=tuple(self.text),
+        )
+
+
+async def attempt(arena: Arena, task: Task, place: Place, sampling: Sampling) -> Episode:
+    """Runs one attempt to its verdict. Raises only what ends the run (EngineDied, IsolationUnavailable, cancellation)."""
+    state = _Attempt(arena, task, sampling)
+    with state.timeline.span(Stage.QUEUE):
+        session = await arena.model.session(seed=derive(arena.seed, "episode", place.group, place.index, place.attempt))
+    try:
+        await state.play(session)
+        await session.close()
+        verdict = await state.judge()
+    except _Broke as broke:
+        verdict = broke.failure
+    finally:
+        await asyncio.shield(session.close())
+        if state.sandbox is not None:
+            arena.sandboxes.give_back(state.sandbox)
+    return Episode(
+        group=place.group, index=place.index, task_id=task.id, trajectory=state.trajectory(), verdict=verdict, attempt=place.attempt
+    )
