@@ -1,0 +1,117 @@
+"""A reference and a manifest section in, an `Environment` out.
+
+References: `name@version` for a built-in one, or the user's own as `path/to/file.py:object` or `package.module:object`, where the
+object is an environment or is called with the section to make one. What is wrong is found here, before a run starts.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, cast
+
+from sandmill.config.manifest import EnvironmentSection
+from sandmill.environments.splits import check_splits
+from sandmill.errors import ConfigError, EnvironmentFailed, SandmillError, UnknownEnvironment
+
+if TYPE_CHECKING:
+    from sandmill.environments.environment import Environment
+
+_MEMBERS = ("name", "version", "digest", "sandbox", "splits", "files", "prepare", "collect", "grade")
+
+
+def _shell(section: EnvironmentSection) -> Environment:
+    from sandmill.environments.builtin.shell import ShellEnvironment
+
+    return ShellEnvironment(section)
+
+
+BUILTIN: Mapping[str, Callable[[EnvironmentSection], Environment]] = {"shell@1.0.0": _shell}
+"""Reference -> factory."""
+
+
+def get(reference: str, section: EnvironmentSection | None = None) -> Environment:
+    """The environment that `reference` names, made from `section` (defaults where None) and checked.
+
+    Raises UnknownEnvironment (naming the nearest), ConfigError (an option, an ill-formed task, a leak between splits) and
+    EnvironmentFailed (the user's module raised while it was loaded).
+    """
+    section = section if section is not None else EnvironmentSection(name=reference)
+    if ":" in reference:
+        environment = _own(reference, section)
+    elif reference in BUILTIN:
+        environment = BUILTIN[reference](section)
+    else:
+        raise UnknownEnvironment(_unknown(reference))
+    check_splits(environment.splits, f"{environment.name}@{environment.version}")
+    return environment
+
+
+def _unknown(reference: str) -> str:
+    name, _, version = reference.partition("@")
+    versions = [known for known in BUILTIN if known.partition("@")[0] == name]
+    if versions and not version:
+        return f"environment {reference!a} needs a version: write {versions[-1]}"
+    if versions:
+        return f"environment {name} has no version {version!a}: write {versions[-1]}"
+    near = difflib.get_close_matches(reference, BUILTIN, n=1, cutoff=0.0)
+    return f"there is no environment {reference!a}; the nearest is {near[0]} (your own: path/to/file.py:object or module:object)"
+
+
+def _own(reference: str, section: EnvironmentSection) -> Environment:
+    place, _, name = reference.rpartition(":")
+    if not place or not name:
+        raise UnknownEnvironment(f"{reference!a} is not a reference: write path/to/file.py:object or module:object")
+    try:
+        found = getattr(_module(place), name, None)
+        if found is not None and not _is_environment(found) and callable(found):
+            found = found(section)
+    except SandmillError:
+        raise
+    except Exception as error:
+        raise EnvironmentFailed(f"environment {reference} could not be loaded: {type(error).__name__}: {error}") from error
+    if found is None:
+        names = sorted(other for other in vars(_module(place)) if not other.startswith("_"))
+        near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+        raise UnknownEnvironment(f"{place} has no object {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+    missing = [member for member in _MEMBERS if not hasattr(found, member)]
+    if missing:
+        raise ConfigError(f"{reference} is a {type(found).__name__}, not an environment: it lacks {', '.join(missing)}")
+    return cast("Environment", found)
+
+
+def _is_environment(found: object) -> bool:
+    return not isinstance(found, type) and all(hasattr(found, member) for member in _MEMBERS)
+
+
+def _module(place: str) -> ModuleType:
+    if not place.endswith(".py"):
+        try:
+            return importlib.import_module(place)
+        except ModuleNotFoundError as error:
+            if error.name is not None and (place == error.name or place.startswith(f"{error.name}.")):
+                raise UnknownEnvironment(f"there is no Python module {place!r}") from error
+            raise
+    path = Path(place).expanduser().resolve()
+    if not path.is_file():
+        raise UnknownEnvironment(f"there is no file {place}")
+    name = f"sandmill_environment_{hashlib.sha256(str(path).encode()).hexdigest()[:16]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UnknownEnvironment(f"{place} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
