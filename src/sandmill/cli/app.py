@@ -1,0 +1,126 @@
+"""The commands and their options. Each command's body lives in its own module and is imported when the command runs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sandmill.cli import boxes
+from sandmill.cli.failures import report_failure
+from sandmill.errors import ConfigError
+
+app = typer.Typer(
+    name="sandmill",
+    help="Agent reinforcement learning on your own machines.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.add_typer(boxes.app, name="sandbox")
+
+RunFolder = Annotated[Path | None, typer.Option("--run", metavar="DIR", help="The run folder. Default: a new one under runs/.")]
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Overrides a key, such as spec.parameters.steps=10.")]
+Json = Annotated[bool, typer.Option("--json", help="JSON on stdout and nothing else.")]
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        typer.echo(f"sandmill {version('sandmill')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Shows the version.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Shows the traceback of an error.")] = False,
+) -> None:
+    del version, debug
+
+
+@app.command()
+def train(
+    file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="The manifest.")],
+    resume: Annotated[bool, typer.Option("--resume", help="Goes on from the run folder's last checkpoint.")] = False,
+    run: RunFolder = None,
+    overrides: Set = None,
+    as_json: Json = False,
+    preview: Annotated[bool, typer.Option("--preview", help="Shows the resolved manifest and what would stop it; starts nothing.")] = False,
+) -> None:
+    """Trains as a manifest says, and writes a run folder with a report."""
+    from sandmill.cli import train as command
+
+    raise typer.Exit(command.run(file, resume=resume, folder=run, overrides=overrides or [], as_json=as_json, preview=preview))
+
+
+@app.command(name="eval")
+def evaluate(
+    target: Annotated[Path, typer.Argument(metavar="FILE.yaml|RUN", help="A manifest, or a run folder whose trained adapter is meant.")],
+    split: Annotated[list[str] | None, typer.Option("--split", help="A split; may be repeated. Default: those of the manifest.")] = None,
+    adapter: Annotated[Path | None, typer.Option("--adapter", metavar="DIR", help="A LoRA adapter to evaluate.")] = None,
+    samples: Annotated[int | None, typer.Option("--samples", min=1, metavar="N", help="Attempts per task.")] = None,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Only greedy decoding, one attempt per task.")] = False,
+    overrides: Set = None,
+    as_json: Json = False,
+) -> None:
+    """Evaluates a model, or a run's trained adapter, on held-out tasks."""
+    from sandmill.cli import evaluate as command
+
+    splits, changes = tuple(split or ()), tuple(overrides or ())
+    asked = command.Asked(target=target, splits=splits, adapter=adapter, samples=samples, greedy=greedy, overrides=changes)
+    raise typer.Exit(command.run(asked, as_json=as_json))
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, finished or not.")],
+    show: Annotated[bool, typer.Option("--open", help="Opens the page in a browser.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Recomputes a run's report.html and its summary from the folder."""
+    from sandmill.cli import report as command
+
+    raise typer.Exit(command.run(run, show=show, as_json=as_json))
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Says what this machine can do, in plain words, with the fix for what it cannot."""
+    from sandmill.cli import doctor as command
+
+    raise typer.Exit(command.run(as_json=as_json))
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Runs one command line and returns its exit code. Every failure ends as one sentence on stderr."""
+    words = sys.argv[1:] if arguments is None else arguments
+    own = words[: words.index("--")] if "--" in words else words
+    debug, as_json = "--debug" in own, "--json" in own
+    own = [word for word in own if word != "--debug"]
+    try:
+        result: Any = app(own + words[len(own) + debug :] if debug else words, prog_name="sandmill", standalone_mode=False)
+        sys.stdout.flush()
+    except typer.TyperException as error:
+        return _usage(error, debug=debug, as_json=as_json)
+    except typer.Abort:
+        return report_failure(KeyboardInterrupt(), debug=debug, as_json=as_json)
+    except BaseException as error:  # noqa: BLE001 - this is the one place that turns exceptions into sentences
+        if isinstance(error, SystemExit):
+            return error.code if isinstance(error.code, int) else 1
+        return report_failure(error, debug=debug, as_json=as_json)
+    return result if isinstance(result, int) else 0
+
+
+def _usage(error: typer.TyperException, *, debug: bool, as_json: bool) -> int:
+    """A command line that makes no sense is a ConfigError like any other, with the way to the help."""
+    said = getattr(error, "format_message", lambda: str(error))().rstrip(".\n")
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "sandmill"
+    if not said:  # the help was printed because no command was given
+        return 2
+    return report_failure(ConfigError(f"{said}; see {path} --help"), debug=debug, as_json=as_json)

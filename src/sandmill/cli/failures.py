@@ -1,0 +1,105 @@
+"""Any exception in; one sentence on stderr and an exit code out.
+
+0    done
+1    something unexpected (run again with --debug to see where)
+2    a manifest, option or file a person wrote is wrong
+3    the environment or the model could not be found or used
+4    sandboxes could not do their part
+5    training could not go on
+6    a run folder cannot be used as asked
+130  interrupted by Ctrl-C
+141  whoever read our output went away
+143  asked to stop by SIGTERM
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import sys
+import traceback
+
+from sandmill.errors import (
+    ConfigError,
+    EnvironmentFailed,
+    ModelError,
+    RunError,
+    SandboxError,
+    SandmillError,
+    TrainingError,
+)
+from sandmill.reports.inert import inert
+
+UNEXPECTED = 1
+INTERRUPTED = 130
+READER_GONE = 141
+
+_CODES: tuple[tuple[type[SandmillError], int], ...] = (
+    (ConfigError, 2),
+    (EnvironmentFailed, 3),
+    (ModelError, 3),
+    (SandboxError, 4),
+    (TrainingError, 5),
+    (RunError, 6),
+)
+
+
+def exit_code_of(error: BaseException) -> int:
+    """The documented exit code of an exception."""
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    if isinstance(error, BrokenPipeError):
+        return READER_GONE
+    return next((code for kind, code in _CODES if isinstance(error, kind)), UNEXPECTED)
+
+
+def sentence_of(error: BaseException) -> str:
+    """What a person reads; one line, inert."""
+    if isinstance(error, KeyboardInterrupt):
+        return "stopped at once; what was saved before is intact"
+    if isinstance(error, SandmillError):
+        return inert(str(error), limit=2000)
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return inert(f"no space left on the disk that holds {error.filename or 'the run folder'}; free some and run again")
+    if isinstance(error, MemoryError):
+        return "this machine ran out of memory; lower spec.resources.maxInFlight or spec.parameters.microBatchSize"
+    said = inert(str(error), limit=300)
+    return f"unexpected {type(error).__name__}{': ' + said if said else ''}; run again with --debug to see where"
+
+
+def report_failure(error: BaseException, *, debug: bool, as_json: bool) -> int:
+    """Tells stderr (and, with `as_json`, stdout as an event) and returns the exit code. Never raises."""
+    code = exit_code_of(error)
+    if code == READER_GONE:
+        _silence_stdout()
+        return code
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+    with contextlib.suppress(OSError, ValueError):
+        if debug:
+            for line in traceback.format_exception(error):
+                sys.stderr.write("\n".join(inert(part) for part in line.rstrip("\n").split("\n")) + "\n")
+        sys.stderr.write(_red(f"error: {sentence_of(error)}") + "\n")
+        sys.stderr.flush()
+    if as_json:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.write(
+                json.dumps({"event": "failed", "exit_code": code, "error": type(error).__name__, "sentence": sentence_of(error)}) + "\n"
+            )
+            sys.stdout.flush()
+    return code
+
+
+def _silence_stdout() -> None:
+    """Points stdout at /dev/null, or the interpreter complains about the closed pipe while it exits."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+def _red(text: str) -> str:
+    coloured = sys.stderr.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+    return f"\x1b[31m{text}\x1b[0m" if coloured else text

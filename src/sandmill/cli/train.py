@@ -1,0 +1,101 @@
+"""`sandmill train FILE.yaml`: a manifest in; a run folder with checkpoints, metrics and a report out."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from sandmill.cli.progress import Display, json_line, listening
+from sandmill.config.load import load_manifest
+from sandmill.config.manifest import Manifest
+from sandmill.errors import ConfigError
+from sandmill.reports.inert import inert
+from sandmill.rollouts.events import RunSummary
+
+RUNS = Path("runs")
+
+
+class RunFinished(msgspec.Struct, frozen=True, kw_only=True, tag="run-finished", tag_field="event"):
+    """The last line of `--json`."""
+
+    run: str
+    report: str
+    summary: RunSummary
+
+
+def run(file: Path, *, resume: bool, folder: Path | None, overrides: Sequence[str], as_json: bool, preview: bool) -> int:
+    """Trains and returns the exit code. Raises SandmillError."""
+    manifest = load_manifest(file, overrides)
+    if preview:
+        from sandmill.cli.preview import show_preview
+
+        return show_preview(manifest, as_json=as_json)
+    target = folder or (latest_run(file) if resume else new_run(file))
+    title = f"sandmill · {manifest.spec.environment.name} · {manifest.spec.model.uri} · {target}"
+    go_on = resume_command(file, target, overrides)
+
+    def on_request(shown: Display) -> None:
+        shown.say("stopping after this step; press Ctrl-C again to stop at once")
+
+    with listening(title, as_json=as_json, on_request=on_request) as (listener, interrupts):
+        from sandmill.training.synchronous import train
+
+        summary = train(manifest, target, resume=resume, listener=listener)
+    page = finish(target, quiet=as_json)
+    if as_json:
+        sys.stdout.write(json_line(RunFinished(run=str(target), report=str(page), summary=summary)) + "\n")
+    if summary.interrupted:
+        sys.stderr.write(
+            inert(f"stopped after step {summary.steps_done} of {summary.steps}, everything is saved; go on with: {go_on}") + "\n"
+        )
+        return interrupts.exit_code
+    return 0
+
+
+def finish(folder: Path, *, quiet: bool) -> Path:
+    """Writes the report of a run that has just ended, prints the summary unless `quiet`, and returns the page's path."""
+    from sandmill.reports.html import write_report
+    from sandmill.reports.metrics import read_run
+    from sandmill.reports.table import print_summary
+
+    record = read_run(folder)
+    page = write_report(record)
+    if not quiet:
+        print_summary(record, report=page)
+    return page
+
+
+def new_run(file: Path) -> Path:
+    """A folder name nobody has yet: runs/<manifest>-<date>-<time>."""
+    stem, stamp = run_stem(file), time.strftime("%Y%m%d-%H%M%S")
+    return next(path for n in range(1, 1000) if not (path := RUNS / f"{stem}-{stamp}{f'-{n}' if n > 1 else ''}").exists())
+
+
+def latest_run(file: Path) -> Path:
+    """The newest run of this manifest under runs/. Raises ConfigError when there is none."""
+    found = sorted(path for path in RUNS.glob(f"{run_stem(file)}-[0-9]*") if (path / "manifest.json").is_file())
+    if not found:
+        raise ConfigError(f"there is no run of {file.name} under {RUNS}/ to resume; name one with --run DIR")
+    return found[-1]
+
+
+def run_stem(file: Path) -> str:
+    """The manifest's name, reduced to characters that are plain in every shell and file system."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", file.stem).strip("-.")[:60] or "run"
+
+
+def resume_command(file: Path, folder: Path, overrides: Sequence[str]) -> str:
+    """What a person types to go on."""
+    words = ["sandmill", "train", str(file), "--resume", "--run", str(folder)]
+    return shlex.join([*words, *(word for override in overrides for word in ("--set", override))])
+
+
+def resolved(manifest: Manifest) -> bytes:
+    """The manifest with every default filled in, as pretty JSON."""
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=2)
