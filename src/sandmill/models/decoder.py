@@ -1,0 +1,60 @@
+"""The seam between the engine and a model's arithmetic: rows of key-value cache, extended by tokens, answering with logits.
+
+A row's logits depend only on the weights and on the row's own sequence of `extend` calls, bit for bit, whatever other rows are in
+the call. Implementations: `llama_decoder` (fused, fast) and `transformers_decoder` (any causal model).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Ints = npt.NDArray[np.int64]
+
+ROW_MULTIPLE = 16
+"""Matrix products are done on a multiple of this many rows: below it, MKL picks kernels by row count and results change in the last bit."""
+
+
+class Decoder(Protocol):
+    """Axis letters: A rows of this call, C token columns."""
+
+    @property
+    def lengths(self) -> Ints:
+        """(rows,) tokens in each row's cache."""
+        ...
+
+    def extend(self, rows_A: Ints, ids_AC: Ints, counts_A: Ints) -> torch.Tensor:
+        """Appends the first `counts_A[a]` (>= 1) ids of each row; returns logits (>= A, vocabulary) after each row's last token."""
+        ...
+
+    def copy(self, source: int, targets: Ints, length: int) -> None:
+        """Makes the first `length` tokens of row `source` the whole content of each target row."""
+        ...
+
+    def clear(self, row: int) -> None:
+        """Empties a row."""
+        ...
+
+    def refresh(self) -> None:
+        """Reads the weights again, adapters included. Cached keys and values stay as they are."""
+        ...
+
+
+def decoder_for(model: Any, *, rows: int, context_length: int) -> Decoder:
+    """The fastest decoder that computes exactly this model."""
+    from sandmill.models import llama
+
+    if llama.is_supported(model):
+        from sandmill.models.llama_decoder import LlamaDecoder
+
+        return LlamaDecoder(model, rows=rows, context_length=context_length)
+    from sandmill.models.transformers_decoder import TransformersDecoder
+
+    return TransformersDecoder(model, rows=rows, context_length=context_length)
+
+
+def round_up(number: int, multiple: int = ROW_MULTIPLE) -> int:
+    return -(-number // multiple) * multiple

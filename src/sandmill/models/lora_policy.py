@@ -1,0 +1,168 @@
+"""A LoRA adapter over frozen weights as a `Policy`: peft owns the parameters and the files, the arithmetic is ours where it can be.
+
+In: a loaded model and the adapter's settings; out: differentiable log-probabilities, and files that plain peft reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sandmill.config.manifest import LoraSection
+from sandmill.errors import CheckpointCorrupt, ConfigError
+from sandmill.models import llama
+from sandmill.models.llama_forward import Layout, Stack, run_layers, score_hidden
+from sandmill.models.loading import LoadedModel, first_line
+from sandmill.models.policy import Scored
+
+_MERGE_WIDTH = 256
+"""Up to this width one product with the merged matrix is cheaper than the two thin ones of the adapter."""
+
+
+class LoraPolicy:
+    """See `Policy`. Wraps `loaded.model` in place: an engine over the same model sees the adapter at its next `publish`.
+
+    A fresh adapter changes nothing (its `B` is zero); `seed` draws its `A`. Raises ConfigError for modules the model lacks.
+    """
+
+    def __init__(self, loaded: LoadedModel, lora: LoraSection, *, seed: int) -> None:
+        self.loaded = loaded
+        self._model = loaded.model
+        self._peft = _wrap(loaded.model, lora, seed)
+        self._dropout = lora.dropout
+        self._fused = llama.is_supported(self._model)
+        self._base: list[llama.FusedLayer] = []
+        self._base_version = -1
+        self._training = True
+
+    def trainable(self) -> Mapping[str, torch.nn.Parameter]:
+        """See `Policy.trainable`."""
+        return {name: parameter for name, parameter in self._peft.named_parameters() if parameter.requires_grad}
+
+    def score(self, ids_BT: Tensor, lengths_B: Tensor, select_BT: Tensor, temperature: float) -> Scored:
+        """See `Policy.score`. Deterministic except for adapter dropout, which draws from torch's global generator."""
+        rows, columns = ids_BT.shape
+        _check_selection(ids_BT, lengths_B, select_BT)
+        if not self._fused:
+            return self._score_generic(ids_BT, lengths_B, select_BT, temperature)
+        chosen = select_BT.flatten().nonzero()[:, 0]
+        return self._score(ids_BT.flatten(), Layout.padded(rows, columns), chosen, temperature)
+
+    def score_packed(self, ids_N: Tensor, starts: tuple[int, ...], select_N: Tensor, temperature: float) -> Scored:
+        """See `Policy.score_packed`."""
+        layout = Layout.packed(len(ids_N), starts)
+        if bool(select_N[torch.tensor(starts)].any()):
+            raise ValueError("the first token of a row has no log-probability: nothing comes before it")
+        if not self._fused:
+            assert layout.slots is not None
+            lengths_B = torch.diff(torch.tensor(starts), append=torch.tensor([len(ids_N)]))
+            inside = torch.arange(layout.columns) < lengths_B[:, None]
+            return self._score_generic(ids_N[layout.slots], lengths_B, select_N[layout.slots] & inside, temperature)
+        return self._score(ids_N, layout, select_N.nonzero()[:, 0], temperature)
+
+    def save_adapter(self, folder: Path) -> None:
+        """See `Policy.save_adapter`."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._peft.save_pretrained(str(folder), save_embedding_layers=False)
+
+    def load_adapter(self, folder: Path) -> None:
+        """Restores the adapter saved there, bit for bit. Raises CheckpointCorrupt when it does not fit or cannot be read."""
+        from peft import get_peft_model_state_dict, set_peft_model_state_dict
+        from safetensors.torch import load_file
+
+        path = folder / "adapter_model.safetensors"
+        try:
+            state = load_file(path)
+        except (OSError, ValueError, RuntimeError, _safetensors_error()) as error:
+            raise CheckpointCorrupt(f"the adapter {path} cannot be read ({first_line(error)}); resume from an earlier checkpoint") from error
+        mine = {name: tensor.shape for name, tensor in get_peft_model_state_dict(self._peft).items()}
+        if {name: tensor.shape for name, tensor in state.items()} != mine:
+            raise CheckpointCorrupt(f"the adapter {path} does not fit this run's LoRA settings; resume with the manifest it was trained by")
+        set_peft_model_state_dict(self._peft, state)
+
+    def train(self, on: bool = True) -> None:
+        """Switches adapter dropout; evaluation of log-probabilities wants it off."""
+        self._training = on
+
+    def _score(self, ids_N: Tensor, layout: Layout, chosen: Tensor, temperature: float) -> Scored:
+        stack, split = self._stack(layout.columns)
+        with torch.no_grad():
+            x = F.embedding(ids_N, llama.embedding(self._model))
+            x = run_layers(stack, x, layout, 0, split)
+        x = run_layers(stack, x, layout, split, stack.shape.layers)
+        return Scored(*score_hidden(stack, x[chosen - 1], ids_N[chosen], temperature))
+
+    def _stack(self, columns: int) -> tuple[Stack, int]:
+        """The layers with their adapters, and the index of the lowest adapted one: nothing below it needs a gradient."""
+        shape = llama.shape_of(self._model)
+        version = llama.base_version(self._model)
+        if version != self._base_version:
+            self._base = [llama.frozen_layer(self._model, index, shape) for index in range(shape.layers)]
+            self._base_version = version
+        layers = list(self._base)
+        adapted = llama.adapted_indices(self._model)
+        for index in adapted:
+            layers[index] = llama.adapted_layer(self._model, index, shape, layers[index])
+        stack = Stack(
+            shape=shape,
+            layers=layers,
+            norm=llama.final_norm(self._model).detach(),
+            head=llama.head(self._model).detach(),
+            rotations_TP=llama.rotations(self._model, columns),
+            merge=shape.width <= _MERGE_WIDTH,
+            dropout=self._dropout if self._training else 0.0,
+        )
+        return stack, min(adapted, default=shape.layers)
+
+    def _score_generic(self, ids_BT: Tensor, lengths_B: Tensor, select_BT: Tensor, temperature: float) -> Scored:
+        """Through the model's own forward."""
+        self._peft.train(self._training and self._dropout > 0)
+        mask = (torch.arange(ids_BT.shape[1]) < lengths_B[:, None]).long()
+        logits_BTV = self._peft(input_ids=ids_BT, attention_mask=mask, use_cache=False).logits
+        self._peft.eval()
+        logprobs_KV = F.log_softmax(logits_BTV[:, :-1][select_BT[:, 1:]].float() / temperature, -1)
+        entropies_K = -(logprobs_KV.exp() * logprobs_KV).sum(-1)
+        return Scored(logprobs_KV.gather(1, ids_BT[select_BT][:, None])[:, 0], entropies_K)
+
+
+def _wrap(model: Any, lora: LoraSection, seed: int) -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    layers = int(model.config.num_hidden_layers)
+    top = layers if lora.top_layers is None else lora.top_layers
+    if top > layers:
+        raise ConfigError(f"topLayers is {top}, but the model has {layers} layers", field="spec.parameters.lora.topLayers")
+    config = LoraConfig(
+        r=lora.r,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=list(lora.target_modules),
+        layers_to_transform=None if top == layers else list(range(layers - top, layers)),
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+    if hasattr(model, "peft_config"):
+        raise ConfigError("this model already carries an adapter; load it again before giving it another")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            return get_peft_model(model, config).eval()
+        except ValueError as error:
+            raise ConfigError(f"the adapter does not fit the model: {first_line(error)}", field="spec.parameters.lora") from error
+
+
+def _check_selection(ids_BT: Tensor, lengths_B: Tensor, select_BT: Tensor) -> None:
+    inside = torch.arange(ids_BT.shape[1]) < lengths_B[:, None]
+    if bool(select_BT[:, 0].any()) or bool((select_BT & ~inside).any()):
+        raise ValueError("a selected position must come after a row's first token and before its end")
+
+
+def _safetensors_error() -> type[Exception]:
+    from safetensors import SafetensorError
+
+    return SafetensorError  # type: ignore[no-any-return]
