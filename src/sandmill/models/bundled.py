@@ -6,8 +6,10 @@ The package itself is never imported: its dependencies are not wanted.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
+import io
 import os
 import shutil
 import tempfile
@@ -72,7 +74,8 @@ def _convert(gguf: Path, folder: Path) -> Path:
 
 
 def _write(gguf: Path, folder: Path) -> None:
-    with quiet_transformers():
+    # The conversion draws a bar of its own on stderr that no setting turns off.
+    with quiet_transformers(), contextlib.redirect_stderr(io.StringIO()):
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         place, name = str(gguf.parent), gguf.name
@@ -82,7 +85,7 @@ def _write(gguf: Path, folder: Path) -> None:
         model.hf_quantizer = None
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config
-        model.float().save_pretrained(folder)
+        model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
 
 
