@@ -62,6 +62,17 @@ class LineDialogue:
         text = one_line(" ; ".join(_shown(output) for output in outputs))
         return (*lead, *encode_plain(self._tokenizer, text)[: self._max_observation_tokens], *self._newline)
 
+    def encode_segments(self, segments: Sequence[tuple[str, float]]) -> tuple[list[int], list[float]]:
+        """Lines of a scripted episode as (ids, weights), spelled exactly as an episode's own contexts are; the system line weighs 0."""
+        ids = list(self._system)
+        weights = [0.0] * len(ids)
+        for text, weight in segments:
+            for line in text.removesuffix("\n").split("\n"):
+                encoded = [*encode_plain(self._tokenizer, line), *self._newline]
+                ids += encoded
+                weights += [weight] * len(encoded)
+        return ids, weights
+
     def text(self, token_ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
 

@@ -106,7 +106,8 @@ def digest_of(model: Any, tokenizer: Any) -> str:
 def save_folder(loaded: LoadedModel, folder: Path) -> None:
     """Writes an ordinary Hugging Face folder: config.json, model.safetensors, tokenizer files."""
     folder.mkdir(parents=True, exist_ok=True)
-    loaded.model.save_pretrained(folder)
+    with quiet_transformers():
+        loaded.model.save_pretrained(folder)
     loaded.tokenizer.save_pretrained(folder)
 
 
