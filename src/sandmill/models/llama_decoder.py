@@ -19,13 +19,16 @@ from sandmill.models.decoder import Ints, round_up
 from sandmill.models.llama import FusedLayer, FusedLinear
 
 
+_SMALL_PRODUCT = 400
+
+
 class LlamaDecoder:
     """Keys and values: (rows, kv_heads, context, head_dim) per layer, float32, resident only as far as they were written."""
 
     def __init__(self, model: Any, *, rows: int, context_length: int) -> None:
         self._model = model
         self._shape = llama.shape_of(model)
-        self._context = round_up(context_length)
+        self._context = round_up(max(context_length, _least_keys(self._shape)))
         self._rotations_TP = llama.rotations(model, self._context)
         self._base: list[FusedLayer] = []
         self._base_version = -1
@@ -118,6 +121,11 @@ class _Layer:
         self.gate_up, self.down = _merge(adapted.gate_up), _merge(adapted.down)
 
 
+def _least_keys(shape: llama.LlamaShape) -> int:
+    """torch multiplies matrices of fewer than 400 multiply-adds by another kernel, whose last bits differ."""
+    return -(-_SMALL_PRODUCT // (shape.group * shape.head_dim))
+
+
 def _merge(linear: FusedLinear) -> FusedLinear:
     return FusedLinear(linear.merged(), linear.bias, None, None)
 
@@ -132,7 +140,7 @@ class _Batch:
         self._counts = counts_A
         self.span = int(rows_A.max()) + 1
         self.count = int(counts_A.sum())
-        self.key_length = round_up(int((starts_A + counts_A).max()))
+        self.key_length = round_up(max(int((starts_A + counts_A).max()), _least_keys(shape)))
         columns_C = np.arange(self._columns)
         valid_AC = columns_C < counts_A[:, None]
         row_index_N, column_N = np.nonzero(valid_AC)

@@ -1,0 +1,62 @@
+"""Small real models shared by this room's tests."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sandmill.models.loading import LoadedModel, loaded_model
+from sandmill.models.tiny import build_tiny, word_tokenizer
+
+WORDS = tuple(f"w{index}" for index in range(90))
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def tiny() -> LoadedModel:
+    return build_tiny(WORDS, seed=3)
+
+
+@pytest.fixture
+def random_model():
+    return _random_model
+
+
+def _random_model(kind: str, seed: int = 0, **changes: object) -> LoadedModel:
+    """A random model of a Hugging Face architecture, wide enough to be peaked, small enough to be quick."""
+    import transformers
+
+    words = ("<pad>", "<eos>", "<unk>", "\n", "Q:", "$", "=", ";", "none", "error", *WORDS)
+    sizes: dict[str, object] = {
+        "vocab_size": len(words),
+        "hidden_size": 48,
+        "intermediate_size": 80,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 160,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+        "bos_token_id": None,
+    }
+    if kind in ("Llama", "Qwen2", "Qwen3", "Mistral"):
+        sizes |= {"num_key_value_heads": 2}
+    sizes |= changes
+    config = getattr(transformers, f"{kind}Config")(**sizes)
+    torch.manual_seed(seed)
+    model = getattr(transformers, f"{kind}{'LMHeadModel' if kind == 'GPT2' else 'ForCausalLM'}")(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 2:
+                parameter.normal_(0, 0.6 if "embed" in name else 0.25)
+            elif name.endswith("bias"):
+                parameter.normal_(0, 0.2)
+            else:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    return loaded_model(model, word_tokenizer(words), f"random/{kind}")
