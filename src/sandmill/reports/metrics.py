@@ -6,23 +6,35 @@ counted, never guessed. After a resume the later row of a step or evaluation rep
 
 from __future__ import annotations
 
-import json
 import os
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 import msgspec
 
+from sandmill.accounts.ledger import Spend, read_ledger
 from sandmill.config.manifest import Manifest
 from sandmill.errors import RunError, RunIncompatible
 from sandmill.rollouts.events import EpisodeRecord, EvaluationFinished, EvaluationPhase, RunSummary, StepFinished, Warned
 from sandmill.rollouts.trajectory import SCHEMA_VERSION
+from sandmill.store import FORMAT
 
 T = TypeVar("T")
 MAX_LINE = 64 * 2**20
 """Bytes of one row at most; a longer one is counted as unreadable and skipped in constant memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostLine:
+    """What one kind of ledger row came to; None when one of its rows has an unknown price."""
+
+    what: str
+    rows: int
+    failures: int
+    cost_microusd: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +46,7 @@ class RunRecord:
     steps: tuple[StepFinished, ...]
     evaluations: tuple[EvaluationFinished, ...]
     warnings: tuple[Warned, ...]
+    costs: tuple[CostLine, ...]
     summary: RunSummary | None
     unreadable_rows: int
     modified_at: float
@@ -58,6 +71,8 @@ class RunRecord:
     @property
     def cost_microusd(self) -> int | None:
         """Spent so far; None when unknown."""
+        if self.costs:
+            return None if any(line.cost_microusd is None for line in self.costs) else sum(line.cost_microusd or 0 for line in self.costs)
         known = [self.summary.cost_microusd] if self.summary is not None else []
         known += [step.cost_microusd for step in self.steps[-1:]]
         return known[0] if known else None
@@ -78,23 +93,16 @@ class Rows:
     """Counts what could not be read."""
 
     unreadable: int = 0
-    other_version: int | None = field(default=None)
 
 
 def read_run(folder: Path) -> RunRecord:
     """Everything but the episodes. Raises RunError when `folder` is no run folder, RunIncompatible for another version's."""
     if not folder.is_dir():
         raise RunError(f"{folder} is not a folder; give a run folder such as runs/NAME")
-    if not any((folder / name).is_file() for name in ("manifest.json", "metrics.jsonl", "evaluations.jsonl")):
-        raise RunError(f"{folder} is not a run folder: it holds neither manifest.json nor metrics.jsonl")
+    _require_format(folder)
     rows = Rows()
     metrics: list[StepFinished | Warned] = list(_rows(folder / "metrics.jsonl", StepFinished | Warned, rows))
     evaluations: list[EvaluationFinished] = list(_rows(folder / "evaluations.jsonl", EvaluationFinished, rows))
-    if rows.other_version is not None and not metrics and not evaluations:
-        message = (
-            f"{folder} was written in format {rows.other_version}, this is format {SCHEMA_VERSION}; read it with the Sandmill that wrote it"
-        )
-        raise RunIncompatible(message)
     steps = {row.step: row for row in metrics if isinstance(row, StepFinished)}
     latest = {(row.split, row.greedy, row.phase, row.step): row for row in evaluations}
     return RunRecord(
@@ -103,8 +111,9 @@ def read_run(folder: Path) -> RunRecord:
         steps=tuple(steps[step] for step in sorted(steps)),
         evaluations=tuple(latest.values()),
         warnings=tuple({(row.step, row.sentence): row for row in metrics if isinstance(row, Warned)}.values()),
+        costs=_costs(folder, rows),
         summary=_optional(folder / "summary.json", RunSummary),
-        unreadable_rows=rows.unreadable,
+        unreadable_rows=rows.unreadable,  # after every reader above has counted
         modified_at=_modified(folder),
     )
 
@@ -142,13 +151,11 @@ def _rows(path: Path, kind: type[T] | object, rows: Rows) -> Iterator[T]:
                     row = decoder.decode(line)
                 except (msgspec.DecodeError, ValueError, RecursionError):
                     rows.unreadable += complete
-                    rows.other_version = _version_of(line) if rows.other_version is None else rows.other_version
                     continue
                 if getattr(row, "schema_version", SCHEMA_VERSION) == SCHEMA_VERSION:
                     yield row
                 else:
                     rows.unreadable += 1
-                    rows.other_version = getattr(row, "schema_version", None)
     except FileNotFoundError:
         return
     except OSError as error:
@@ -167,12 +174,15 @@ def _lines(stream: BinaryIO, rows: Rows) -> Iterator[tuple[bytes, bool]]:
             yield line.rstrip(b"\n"), complete
 
 
-def _version_of(line: bytes) -> int | None:
+def _require_format(folder: Path) -> None:
     try:
-        found = json.loads(line).get("schema_version")
-    except (ValueError, AttributeError, RecursionError):
-        return None
-    return found if isinstance(found, int) and found != SCHEMA_VERSION else None
+        found = (folder / "format").read_text("utf-8", "replace").strip()[:80]
+    except OSError:
+        raise RunError(f"{folder} is not a run folder: it has no file named format") from None
+    if found != FORMAT:
+        raise RunIncompatible(
+            f"{folder} was written in format {found!r}, this is format {FORMAT!r}; read it with the Sandmill that wrote it"
+        )
 
 
 def _manifest(folder: Path) -> Manifest | None:
@@ -185,6 +195,23 @@ def _optional(path: Path, kind: type[T]) -> T | None:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, msgspec.DecodeError, ValueError):
         return None
+
+
+def _costs(folder: Path, rows: Rows) -> tuple[CostLine, ...]:
+    """The ledger's sums by activity, rows before the first unreadable one; attempts that failed are in them."""
+    sums: dict[str, Spend] = {}
+    failed: Counter[str] = Counter()
+    try:
+        for row in read_ledger(folder / "ledger.jsonl"):
+            sums[row.activity.value] = sums.get(row.activity.value, Spend()).plus(row)
+            failed[row.activity.value] += row.outcome == "infrastructure-failure"
+    except FileNotFoundError:
+        return ()
+    except (RunIncompatible, OSError):
+        rows.unreadable += 1
+    return tuple(
+        CostLine(what=what, rows=sums[what].rows, failures=failed[what], cost_microusd=sums[what].microusd) for what in sorted(sums)
+    )
 
 
 def _modified(folder: Path) -> float:

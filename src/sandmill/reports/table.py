@@ -7,7 +7,6 @@ from pathlib import Path
 
 import msgspec
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from sandmill.reports.breakdown import STEP_LABELS, shares, total_seconds
@@ -108,30 +107,26 @@ def print_summary(record: RunRecord, *, report: Path, console: Console | None = 
     console = console or Console(markup=False, highlight=False, emoji=False, soft_wrap=True)
     summary = summarise(record, report=report)
     if comparisons(record):
-        console.print(_split_table(record))
+        console.print(Text("held-out pass rate, 95 % intervals", style="bold"))
+        for row in _split_rows(record):
+            console.print(Text(row))
     for line in _figures(record, summary):
         console.print(Text(line))
     console.print(Text(f"report  {inert(str(report))}", style="bold"))
 
 
-def _split_table(record: RunRecord) -> Table:
-    table = Table(
-        box=None,
-        header_style="dim",
-        padding=(0, 2, 0, 0),
-        title=Text("held-out pass rate, 95 % intervals", style="bold"),
-        title_justify="left",
-    )
-    for name in ("split", "sampling", "before", "after", "change", "failures"):
-        table.add_column(name, justify="left", no_wrap=True)
+def _split_rows(record: RunRecord) -> list[str]:
+    """Aligned columns of whole words: a narrow terminal wraps them, nothing is cut."""
+    rows = [["split", "sampling", "before", "after", "change", "failures"]]
     for pair in comparisons(record):
         before = evaluation_interval(pair.before) if pair.before is not None else None
         after = evaluation_interval(pair.after) if pair.after is not None else None
         change = paired_difference(pair.before, pair.after) if pair.before is not None and pair.after is not None else None
         failures = sum(evaluation.failures for evaluation in (pair.before, pair.after) if evaluation is not None)
         cells = [inert(pair.split, limit=40), "greedy" if pair.greedy else "sampled", interval_words(before), interval_words(after)]
-        table.add_row(*(Text(cell) for cell in (*cells, interval_words(change, signed=True), str(failures))))
-    return table
+        rows.append([*cells, interval_words(change, signed=True), str(failures)])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _figures(record: RunRecord, summary: Summary) -> list[str]:
