@@ -37,20 +37,29 @@ BUILTIN: Mapping[str, Callable[[EnvironmentSection], Environment]] = {"shell@1.0
 
 
 def get(reference: str, section: EnvironmentSection | None = None) -> Environment:
-    """The environment that `reference` names, made from `section` (defaults where None) and checked.
+    """The environment that `reference` names, made from `section` (defaults where None), checked and safe to grade with.
 
+    A built-in one grades in this process; a user's own grades in child processes (see `isolation`).
     Raises UnknownEnvironment (naming the nearest), ConfigError (an option, an ill-formed task, a leak between splits) and
     EnvironmentFailed (the user's module raised while it was loaded).
     """
     section = section if section is not None else EnvironmentSection(name=reference)
-    if ":" in reference:
-        environment = _own(reference, section)
-    elif reference in BUILTIN:
-        environment = BUILTIN[reference](section)
-    else:
-        raise UnknownEnvironment(_unknown(reference))
+    environment = load(reference, section)
     check_splits(environment.splits, f"{environment.name}@{environment.version}")
-    return environment
+    if reference in BUILTIN:
+        return environment
+    from sandmill.environments.isolation import IsolatedEnvironment
+
+    return IsolatedEnvironment(environment, reference, section)
+
+
+def load(reference: str, section: EnvironmentSection) -> Environment:
+    """As `get`, without the check of its tasks and with its grader in this process."""
+    if ":" in reference:
+        return _own(reference, section)
+    if reference in BUILTIN:
+        return BUILTIN[reference](section)
+    raise UnknownEnvironment(_unknown(reference))
 
 
 def _unknown(reference: str) -> str:
