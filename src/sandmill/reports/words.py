@@ -43,9 +43,10 @@ def size(size_bytes: float) -> str:
 
 
 def dollars(cost_microusd: int | None) -> str:
-    """Dollars to the cent, or to a hundredth of a cent below ten cents; "unknown" when a price is unknown."""
-    small = cost_microusd is not None and 0 < cost_microusd < 100_000
-    return format_usd(cost_microusd, decimals=4 if small else 2)
+    """Dollars to the cent, smaller amounts to a hundredth of a cent or a micro-dollar; "unknown" when a price is unknown."""
+    if cost_microusd is None or cost_microusd >= 100_000 or cost_microusd == 0:
+        return format_usd(cost_microusd)
+    return format_usd(cost_microusd, decimals=4 if cost_microusd >= 1000 else 6)
 
 
 def interval_words(interval: Interval | None, *, signed: bool = False) -> str:

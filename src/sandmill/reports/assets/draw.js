@@ -20,7 +20,7 @@ const sv = (tag, attributes, ...children) => fill(document.createElementNS(SVG, 
 const at = (id) => document.getElementById(id);
 
 const known = (value) => value !== null && value !== undefined;
-const pct = (value, digits = 0) => (known(value) ? `${(100 * value).toFixed(digits)} %` : "–");
+const pct = (value, digits = 0) => (known(value) ? `${(100 * value).toFixed(digits)}\u00a0%` : "–");
 const num = (value, digits = 2) => (known(value) ? value.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits }) : "–");
 const whole = (value) => num(value, 0);
 function secs(value) {

@@ -4,12 +4,13 @@ function header() {
   at("name").textContent = run.name;
   const status = run.finished ? el("span", { class: "chip good" }, "finished") : el("span", { class: "chip warn" }, run.status);
   at("subtitle").append(status, `  ${[run.environment, run.model, run.at].filter(known).join(" · ")}`);
+  at("lede").append(...lede());
   const tiles = [
     [known(figures.steps_planned) ? `${figures.steps_done} / ${figures.steps_planned}` : figures.steps_done, "training steps"],
     [secs(figures.training_seconds), "training time"],
     [secs(figures.seconds_per_step), "a step"],
-    [whole(figures.tokens_per_s), "sampled tokens/s"],
-    [whole(figures.episodes), "training episodes"],
+    [whole(figures.tokens_per_s), "tokens/s sampled"],
+    [whole(figures.episodes), "episodes trained"],
     [figures.failures, "failures, in no rate", figures.failures ? "bad" : ""],
     [figures.cost, "cost so far"],
     [figures.peak_memory || "–", "peak memory"],
@@ -18,6 +19,15 @@ function header() {
   const shown = data.warnings.slice(0, 8);
   at("warnings").append(...shown.map((one) => el("div", { class: "note" }, one)));
   if (data.warnings.length > shown.length) at("warnings").append(el("p", { class: "muted small" }, `and ${data.warnings.length - shown.length} more in metrics.jsonl`));
+}
+
+// The result in one sentence, from the first split that was sampled both before and after; without one, how far the run is.
+function lede() {
+  const row = data.evaluations.find((one) => one.change && !one.greedy) || data.evaluations.find((one) => one.change);
+  if (!row) return data.run.finished ? [] : ["This run has not come to its final evaluation yet."];
+  const change = row.change, sure = change.low > 0 ? "up" : change.high < 0 ? "down" : "with no clear change";
+  return ["On ", row.split, " tasks, never trained on, the pass rate went from ", el("b", {}, pct(row.before.rate, 1)), " to ", el("b", {}, pct(row.after.rate, 1)),
+    `, ${sure}: ${signed(change.rate)} points, 95 % interval [${signed(change.low)}, ${signed(change.high)}].`];
 }
 
 function dotPlot(row, width) {
