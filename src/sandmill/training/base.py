@@ -1,0 +1,92 @@
+"""The policy before reinforcement learning: load the manifest's model, warm-start it where asked, put a fresh adapter on it.
+
+A small model is warm-started in all its parameters and kept in the run folder (`base/`), which the adapter then belongs to; a large
+one is warm-started through the adapter itself, which the first checkpoint keeps. A kill during either repeats it: the same bits.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from sandmill.config.manifest import Manifest
+from sandmill.environments.demonstration import Demonstration
+from sandmill.environments.environment import Environment
+from sandmill.errors import ConfigError
+from sandmill.models.loading import LoadedModel, load
+from sandmill.models.lora_policy import LoraPolicy
+from sandmill.models.warmstart import FULL_PARAMETERS_LIMIT, WarmStartProgress, warm_start
+from sandmill.rollouts.events import Listener, RunStage, StageAdvanced, StageChanged
+from sandmill.store import RunFolder, disk_full_named
+
+
+@runtime_checkable
+class Demonstrates(Protocol):
+    """An environment that can show how its dialogues look."""
+
+    def demonstrations(self, seed: int) -> Iterator[Demonstration]: ...
+
+
+def ready_policy(
+    manifest: Manifest, environment: Environment, folder: RunFolder, listener: Listener, *, warm: bool
+) -> tuple[LoadedModel, LoraPolicy]:
+    """The model and its adapter. `warm` false: a checkpoint will be restored, so only `base/` is needed of the warm start."""
+    spec = manifest.spec
+    base = folder.path / "base"
+    seed = spec.parameters.seed
+    if base.is_dir():
+        loaded = load(str(base))
+        return loaded, LoraPolicy(loaded, spec.parameters.lora, seed=seed)
+    loaded = load(spec.model.uri, seed=seed)
+    if spec.warm_start.steps == 0 or not warm:
+        return loaded, LoraPolicy(loaded, spec.parameters.lora, seed=seed)
+    if not isinstance(environment, Demonstrates):
+        raise ConfigError(
+            f"{spec.environment.name} has no demonstrations to warm-start on; set steps to 0", field="spec.warmStart.steps"
+        )
+    if loaded.parameter_count > FULL_PARAMETERS_LIMIT:
+        policy = LoraPolicy(loaded, spec.parameters.lora, seed=seed)
+        _warm(manifest, environment, loaded, policy, listener)
+        return loaded, policy
+    _warm(manifest, environment, loaded, None, listener)
+    _keep(loaded, base)
+    loaded = load(str(base))
+    return loaded, LoraPolicy(loaded, spec.parameters.lora, seed=seed)
+
+
+def _warm(
+    manifest: Manifest, environment: Demonstrates, loaded: LoadedModel, policy: LoraPolicy | None, listener: Listener
+) -> None:
+    settings = manifest.spec.warm_start
+    listener.on_event(StageChanged(stage=RunStage.WARM_START, total=settings.steps))
+
+    def progress(at: WarmStartProgress) -> None:
+        listener.on_event(StageAdvanced(done=at.step, note=f"loss {at.loss:.3f}"))
+
+    warm_start(
+        loaded,
+        environment.demonstrations(settings.seed),
+        steps=settings.steps,
+        batch_size=settings.batch_size,
+        learning_rate=settings.learning_rate,
+        seed=settings.seed,
+        policy=policy,
+        progress=progress,
+    )
+
+
+def _keep(loaded: LoadedModel, base: Path) -> None:
+    """Saves the warm-started model as an ordinary folder, whole or not at all."""
+    temporary = base.with_name(f".base.{os.getpid()}.tmp")
+    with disk_full_named(base):
+        shutil.rmtree(temporary, ignore_errors=True)
+        try:
+            loaded.model.save_pretrained(temporary)
+            loaded.tokenizer.save_pretrained(temporary)
+            os.rename(temporary, base)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
