@@ -29,7 +29,7 @@ import torch
 from sandmill.config.manifest import LossScale, Parameters
 from sandmill.errors import NonFinite, TrainingError
 from sandmill.rollouts.trajectory import Episode, Group
-from sandmill.training.advantages import controlled_rewards, group_advantages
+from sandmill.training.advantages import GroupAdvantages, controlled_rewards, group_advantages
 
 
 class Layout(enum.StrEnum):
@@ -107,6 +107,19 @@ class MicroBatch:
         return f"sampled token {token - int((self.row_K < row).sum())} of {self.rows[row].name}"
 
 
+def step_advantages(groups: Sequence[Group], parameters: Parameters) -> tuple[GroupAdvantages, ...]:
+    """Each group's advantages as training uses them: the manifest's reward control, scale and minimum size applied."""
+    return tuple(
+        group_advantages(
+            controlled_rewards([episode.reward for episode in group.episodes], parameters.reward, parameters.seed, group.id),
+            parameters.advantage,
+            parameters.min_group_size,
+            group=group.id,
+        )
+        for group in groups
+    )
+
+
 class _Graded(NamedTuple):
     episode: Episode
     advantage: float
@@ -120,14 +133,8 @@ def make_batch(groups: Sequence[Group], parameters: Parameters, *, policy_versio
     `policy_version`; NonFinite for a reward, advantage or log-probability that is not finite. Both name the episode.
     """
     graded: list[_Graded] = []
-    failed = dropped = constant_groups = dropped_groups = 0
-    for group in groups:
-        rewards = controlled_rewards([episode.reward for episode in group.episodes], parameters.reward, parameters.seed, group.id)
-        result = group_advantages(rewards, parameters.advantage, parameters.min_group_size, group=group.id)
-        failed += result.failed
-        dropped += result.dropped
-        constant_groups += result.constant
-        dropped_groups += all(value is None for value in result.values)
+    results = step_advantages(groups, parameters)
+    for group, result in zip(groups, results, strict=True):
         members = zip(group.episodes, result.values, strict=True)
         graded += [_Graded(episode, value, result.constant) for episode, value in members if value is not None]
     lengths = [member.episode.trajectory.sampled_count for member in graded]
@@ -142,12 +149,12 @@ def make_batch(groups: Sequence[Group], parameters: Parameters, *, policy_versio
         rows,
         Counts(
             episodes=sum(len(group.episodes) for group in groups),
-            failed=failed,
-            dropped=dropped,
+            failed=sum(result.failed for result in results),
+            dropped=sum(result.dropped for result in results),
             empty=empty,
             skipped=len(graded) - empty - len(rows),
-            constant_groups=constant_groups,
-            dropped_groups=dropped_groups,
+            constant_groups=sum(result.constant for result in results),
+            dropped_groups=sum(all(value is None for value in result.values) for result in results),
             sampled_tokens=sum(lengths),
         ),
     )
