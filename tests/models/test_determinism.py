@@ -66,9 +66,9 @@ async def _together(loaded: LoadedModel, episodes: list[Episode], threads: int, 
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("kind", ["tiny", "Llama"])
+@pytest.mark.parametrize("kind", ["tiny", "Llama", "GPTNeoX"])
 def test_samples_do_not_depend_on_neighbours_or_timing(kind, threads, tiny, random_model):
-    loaded = tiny if kind == "tiny" else random_model("Llama")
+    loaded = tiny if kind == "tiny" else random_model(kind)
     episodes = _episodes(44, 128)
     torch.set_num_threads(threads)
     alone = asyncio.run(_alone(loaded, episodes, threads))

@@ -6,6 +6,7 @@ the call. Implementations: `llama_decoder` (fused, fast) and `transformers_decod
 
 from __future__ import annotations
 
+import math
 from typing import Any, Protocol
 
 import numpy as np
@@ -51,10 +52,18 @@ def decoder_for(model: Any, *, rows: int, context_length: int) -> Decoder:
         from sandmill.models.llama_decoder import LlamaDecoder
 
         return LlamaDecoder(model, rows=rows, context_length=context_length)
-    from sandmill.models.transformers_decoder import TransformersDecoder
+    from sandmill.models.transformers_decoder import transformers_decoder
 
-    return TransformersDecoder(model, rows=rows, context_length=context_length)
+    return transformers_decoder(model, rows=rows, context_length=context_length)
 
 
 def round_up(number: int, multiple: int = ROW_MULTIPLE) -> int:
     return -(-number // multiple) * multiple
+
+
+def zeros_on_demand(*sizes: int) -> torch.Tensor:
+    """float32 zeros whose memory becomes resident only where it is used; aligned to 64 bytes, as a product's last bits may depend on it."""
+    count = math.prod(sizes)
+    raw = torch.from_numpy(np.zeros(count + 16, np.float32))
+    skip = -raw.data_ptr() % 64 // 4
+    return raw[skip : skip + count].view(sizes)

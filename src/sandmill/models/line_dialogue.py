@@ -13,16 +13,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sandmill.models.chat import BASH, Action, Answer, Call, Malformed, Observation, encode_plain, harmless
+from sandmill.environments.demonstration import Segment
+from sandmill.environments.observe import SEPARATOR, observation_line
+from sandmill.models.chat import BASH, Action, Answer, Call, Malformed, Observation, encode_plain
 from sandmill.models.model import StopReason
 
 SYSTEM_LINE = "Answer each question by running shell commands.\n"
-
-
-def one_line(text: str) -> str:
-    """`text` made harmless and laid on one line: line ends become ` ; `, runs of blanks one blank."""
-    lines = (" ".join(line.split()) for line in harmless(text).split("\n"))
-    return " ; ".join(line for line in lines if line)
 
 
 class LineDialogue:
@@ -44,7 +40,7 @@ class LineDialogue:
         return False
 
     def open(self, prompt: str) -> tuple[int, ...]:
-        return (*self._system, *encode_plain(self._tokenizer, f"Q: {one_line(prompt)}"), *self._newline)
+        return (*self._system, *encode_plain(self._tokenizer, f"Q: {observation_line(prompt)}"), *self._newline)
 
     def parse(self, token_ids: Sequence[int], stop: StopReason) -> tuple[Action, ...]:
         if stop is not StopReason.STOP:
@@ -59,27 +55,22 @@ class LineDialogue:
 
     def observe(self, outputs: Sequence[Observation], stop: StopReason) -> tuple[int, ...]:
         lead = () if stop is StopReason.STOP else self._newline
-        text = one_line(" ; ".join(_shown(output) for output in outputs))
+        text = SEPARATOR.join(observation_line(output.text, ok=output.ok) for output in outputs)
         return (*lead, *encode_plain(self._tokenizer, text)[: self._max_observation_tokens], *self._newline)
 
-    def encode_segments(self, segments: Sequence[tuple[str, float]]) -> tuple[list[int], list[float]]:
+    def encode_segments(self, segments: Sequence[Segment]) -> tuple[list[int], list[float]]:
         """Lines of a scripted episode as (ids, weights), spelled exactly as an episode's own contexts are; the system line weighs 0."""
         ids = list(self._system)
         weights = [0.0] * len(ids)
-        for text, weight in segments:
-            for line in text.removesuffix("\n").split("\n"):
+        for segment in segments:
+            for line in segment.text.removesuffix("\n").split("\n"):
                 encoded = [*encode_plain(self._tokenizer, line), *self._newline]
                 ids += encoded
-                weights += [weight] * len(encoded)
+                weights += [segment.weight] * len(encoded)
         return ids, weights
 
     def text(self, token_ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
-
-
-def _shown(output: Observation) -> str:
-    """A failed command without output still says something."""
-    return output.text if output.text.strip() else ("none" if output.ok else "error")
 
 
 def _word_level(tokenizer: Any) -> bool:

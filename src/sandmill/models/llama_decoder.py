@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sandmill.models import llama
-from sandmill.models.decoder import Ints, round_up
+from sandmill.models.decoder import Ints, round_up, zeros_on_demand
 from sandmill.models.llama import FusedLayer, FusedLinear
 
 
@@ -34,8 +34,8 @@ class LlamaDecoder:
         self._base_version = -1
         self._layers: list[_Layer] = []
         sizes = (rows, self._shape.kv_heads, self._context, self._shape.head_dim)
-        self._keys = [torch.from_numpy(np.zeros(sizes, np.float32)) for _ in range(self._shape.layers)]
-        self._values = [torch.from_numpy(np.zeros(sizes, np.float32)) for _ in range(self._shape.layers)]
+        self._keys = [zeros_on_demand(*sizes) for _ in range(self._shape.layers)]
+        self._values = [zeros_on_demand(*sizes) for _ in range(self._shape.layers)]
         self._lengths: Ints = np.zeros(rows, np.int64)
         self.refresh()
 

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sandmill.environments.demonstration import Demonstration
 from sandmill.errors import ConfigError, NonFinite
 from sandmill.models import llama
 from sandmill.models.line_dialogue import LineDialogue
@@ -26,13 +27,6 @@ FULL_PARAMETERS_LIMIT = 10_000_000
 
 _POOL_BATCHES = 16
 _WARMUP_STEPS = 50
-
-
-class Demonstration(msgspec.Struct, frozen=True, kw_only=True):
-    """A scripted episode as text in the line dialogue: (text, weight) segments, each ending with a newline. Weight 1 for what the
-    agent writes, 0.1 for what it reads."""
-
-    segments: tuple[tuple[str, float], ...]
 
 
 class WarmStartProgress(msgspec.Struct, frozen=True, kw_only=True):
