@@ -43,6 +43,12 @@ def test_a_file_with_an_object(tmp_path):
     assert [task.id for task in environment.splits["train"]] == ["a", "b"]
 
 
+def test_demonstrations_are_kept_where_there_are_some(tmp_path):
+    with_some = registry.get(write_environment(tmp_path, GRADE, tail="Own.demonstrations = lambda self, seed: iter([seed])\n"))
+    assert list(with_some.demonstrations(3)) == [3]
+    assert not hasattr(registry.get(write_environment(tmp_path, GRADE, name="without.py")), "demonstrations")
+
+
 def test_a_factory_gets_the_section(tmp_path):
     tail = "def make(section):\n    made = Own()\n    made.version = f'{section.seed}.0.0'\n    return made\n"
     reference = write_environment(tmp_path, GRADE, tail=tail).replace(":environment", ":make")

@@ -2,8 +2,10 @@
 
 import pytest
 
-from sandmill.accounts import Activity, Ledger, LedgerRow, PriceBook, RunPrices, TokenPrices, Usage, read_ledger
+from sandmill.accounts import Activity, LedgerRow, PriceBook, RunPrices, TokenPrices, Usage, read_ledger, spend
+from sandmill.config.manifest import EnvironmentSection, Manifest, ModelSection, Spec
 from sandmill.config.quantities import format_usd
+from sandmill.store import RunFolder, Stream
 
 PRICED = TokenPrices(input=3_000_000, output=15_000_000, cache_read=300_000, cache_write=3_750_000)
 
@@ -21,37 +23,33 @@ def test_software_agent_sdk_4382_unknown_model_or_bucket_costs_unknown_not_zero(
     assert format_usd(book.token_cost("not-in-the-table", Usage(input=1))) == "unknown"
 
 
+def new_run(path):
+    section = EnvironmentSection(name="shell@1.0.0")
+    return RunFolder.create(path, Manifest(spec=Spec(model=ModelSection(uri="sandmill/tiny-shell"), environment=section)))
+
+
+def row(attempt, outcome, cost):
+    return LedgerRow(run="r", activity=Activity.EPISODE, step=0, attempt=attempt, outcome=outcome, machine_s=1.0, cost_microusd=cost)
+
+
 def test_cc_plugin_eval_330_an_attempt_that_fails_after_it_was_billed_is_on_the_books(tmp_path):
     prices = RunPrices(machine_microusd_per_hour=3_600_000, sandbox_microusd_per_hour=0)
-    path = tmp_path / "ledger.jsonl"
 
-    def attempt(ledger, number, reply):
-        ledger.append(
-            LedgerRow(
-                run="r",
-                activity=Activity.EPISODE,
-                step=0,
-                attempt=number,
-                outcome="ended",
-                machine_s=1.0,
-                tokens_in=10,
-                cost_microusd=prices.cost(machine_s=1.0),
-            )
-        )
+    def attempt(folder, number, reply):
+        folder.append(Stream.LEDGER, row(number, "ended", prices.cost(machine_s=1.0)))
         return int(reply)
 
-    with Ledger(path) as ledger:
+    with new_run(tmp_path / "run") as folder:
         with pytest.raises(ValueError, match="invalid literal"):
-            attempt(ledger, 0, "not a number")
-        assert attempt(ledger, 1, "7") == 7
-        assert ledger.spent.microusd == 2000
-    assert [(row.attempt, row.cost_microusd) for row in read_ledger(path)] == [(0, 1000), (1, 1000)]
+            attempt(folder, 0, "not a number")
+        assert attempt(folder, 1, "7") == 7
+    rows = list(read_ledger(tmp_path / "run" / Stream.LEDGER))
+    assert [(one.attempt, one.cost_microusd) for one in rows] == [(0, 1000), (1, 1000)]
+    assert spend(rows).microusd == 2000
 
 
 def test_microsoft_agentic_harness_267_the_total_is_the_sum_of_every_attempt(tmp_path):
-    path = tmp_path / "ledger.jsonl"
-    with Ledger(path) as ledger:
+    with new_run(tmp_path / "run") as folder:
         for number, outcome in enumerate(("infrastructure-failure", "infrastructure-failure", "graded")):
-            ledger.append(LedgerRow(run="r", activity=Activity.EPISODE, step=3, attempt=number, outcome=outcome, cost_microusd=11))
-    with Ledger(path) as resumed:
-        assert resumed.spent.microusd == 33
+            folder.append(Stream.LEDGER, row(number, outcome, 11))
+        assert spend(read_ledger(folder.path / Stream.LEDGER)).microusd == 33

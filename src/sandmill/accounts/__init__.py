@@ -2,14 +2,13 @@
 
 from sandmill.accounts.caps import CostCap
 from sandmill.accounts.estimate import Estimate, Plan, estimate
-from sandmill.accounts.ledger import Activity, Ledger, LedgerRow, Spend, read_ledger, spend
+from sandmill.accounts.ledger import Activity, LedgerRow, Spend, read_ledger, spend
 from sandmill.accounts.prices import PriceBook, RunPrices, TokenPrices, Usage, cost_of_hours, load_price_book, total
 
 __all__ = [
     "Activity",
     "CostCap",
     "Estimate",
-    "Ledger",
     "LedgerRow",
     "Plan",
     "PriceBook",

@@ -1,27 +1,20 @@
-"""One frozen row per attempt in, an append-only JSONL file out; failures and repeated attempts have rows like any other.
+"""The row of one attempt, and sums over rows. Failures and repeated attempts have rows like any other.
 
-A row is written when the attempt ends and before anything it returned is parsed, so that money spent on an attempt that later fails
-is still on the books. A row is one `write` of one line: after a kill at any point, only the last line can be torn, and it is cut off
-when the ledger is next opened for writing.
+A row is appended to the run folder's ledger stream when the attempt ends and before anything it returned is parsed, so that money spent
+on an attempt that later fails is still on the books.
 """
 
 from __future__ import annotations
 
-import contextlib
 import enum
-import errno
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import msgspec
 
-from sandmill.errors import DiskFull, RunIncompatible
+from sandmill.errors import RunIncompatible
 
 SCHEMA_VERSION = 1
-_TAIL_BYTES = 1 << 16
 
 
 class Activity(enum.StrEnum):
@@ -86,58 +79,6 @@ def spend(rows: Iterable[LedgerRow]) -> Spend:
     return summed
 
 
-class Ledger:
-    """The open ledger of one run folder; `spent` covers every row in the file, those before a resume too. One writer at a time."""
-
-    def __init__(self, path: Path) -> None:
-        """Opens or creates the file, cutting off a torn last line. Raises RunIncompatible and DiskFull."""
-        self.path = path
-        with _disk(path):
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        try:
-            _cut_torn_line(self._file)
-            self.spent = spend(read_ledger(path))
-        except BaseException:
-            os.close(self._file)
-            raise
-        self._closed = False
-
-    def append(self, row: LedgerRow) -> None:
-        """Adds a row in one write. Raises DiskFull; then nothing of the row is in the file."""
-        line = msgspec.json.encode(row) + b"\n"
-        before = os.fstat(self._file).st_size
-        with _disk(self.path):
-            try:
-                written = os.write(self._file, line)
-                if written != len(line):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            except OSError:
-                os.ftruncate(self._file, before)
-                raise
-        self.spent = self.spent.plus(row)
-
-    def sync(self) -> None:
-        """Everything appended so far survives a power cut."""
-        with _disk(self.path):
-            os.fsync(self._file)
-
-    def close(self) -> None:
-        """Syncs and closes. Idempotent."""
-        if self._closed:
-            return
-        self._closed = True
-        try:
-            self.sync()
-        finally:
-            os.close(self._file)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
-
 def read_ledger(path: Path) -> Iterator[LedgerRow]:
     """The rows of a ledger file, a torn last line left out. Raises RunIncompatible, naming the line, for anything else that is no row."""
     decoder = msgspec.json.Decoder(LedgerRow)
@@ -152,28 +93,3 @@ def read_ledger(path: Path) -> Iterator[LedgerRow]:
             if row.schema_version != SCHEMA_VERSION:
                 raise RunIncompatible(f"{path}, line {number}: ledger version {row.schema_version}, this program reads {SCHEMA_VERSION}")
             yield row
-
-
-def _cut_torn_line(file: int) -> None:
-    size = os.fstat(file).st_size
-    end = size
-    while end > 0:
-        start = max(0, end - _TAIL_BYTES)
-        newline = os.pread(file, end - start, start).rfind(b"\n")
-        if newline >= 0:
-            end = start + newline + 1
-            break
-        end = start
-    if end < size:
-        os.ftruncate(file, end)
-
-
-@contextlib.contextmanager
-def _disk(path: Path) -> Iterator[None]:
-    """Turns ENOSPC and EDQUOT into DiskFull that names the file."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise DiskFull(error.errno, f"no space left to write {path}; free some and resume the run") from error

@@ -13,11 +13,13 @@ import os
 import signal
 import struct
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Protocol, cast
 
 import msgspec
 
 from sandmill.config.manifest import EnvironmentSection
+from sandmill.environments.demonstration import Demonstration
 from sandmill.environments.environment import Artifacts, Environment
 from sandmill.environments.task import Submission, Task, Verdict
 from sandmill.errors import GraderFailed
@@ -27,6 +29,12 @@ START_TIMEOUT_S = 120.0
 """Importing and generating a large environment may take this long in each child."""
 LARGEST_FRAME_BYTES = 256 << 20
 HEADER = struct.Struct(">I")
+
+
+class Demonstrates(Protocol):
+    """What an environment with scripted demonstrations has besides."""
+
+    def demonstrations(self, seed: int) -> Iterator[Demonstration]: ...
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,6 +132,20 @@ class IsolatedEnvironment:
         children, self._idle = self._idle, []
         for child in children:
             await child.end()
+
+
+class IsolatedDemonstrations(IsolatedEnvironment):
+    """An isolated environment that can also show how its dialogues look."""
+
+    def demonstrations(self, seed: int) -> Iterator[Demonstration]:
+        """The environment's own."""
+        return cast("Demonstrates", self._inner).demonstrations(seed)
+
+
+def isolated(environment: Environment, reference: str, section: EnvironmentSection) -> IsolatedEnvironment:
+    """The environment with its grader in child processes."""
+    kind = IsolatedDemonstrations if hasattr(environment, "demonstrations") else IsolatedEnvironment
+    return kind(environment, reference, section)
 
 
 class _Child:

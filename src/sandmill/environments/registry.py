@@ -48,9 +48,9 @@ def get(reference: str, section: EnvironmentSection | None = None) -> Environmen
     check_splits(environment.splits, f"{environment.name}@{environment.version}")
     if reference in BUILTIN:
         return environment
-    from sandmill.environments.isolation import IsolatedEnvironment
+    from sandmill.environments.isolation import isolated
 
-    return IsolatedEnvironment(environment, reference, section)
+    return isolated(environment, reference, section)
 
 
 def load(reference: str, section: EnvironmentSection) -> Environment:
