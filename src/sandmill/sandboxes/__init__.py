@@ -1,1 +1,23 @@
+"""Where actions run: isolated sandboxes on this machine. In: a spec. Out: `Sandbox`, `Process`, `Completed`."""
 
+from __future__ import annotations
+
+from sandmill.sandboxes.dual import block_on, loop
+from sandmill.sandboxes.pool import Pool
+from sandmill.sandboxes.process import PIPE, Completed, Process, Usage
+from sandmill.sandboxes.sandbox import FileEntry, Sandbox
+from sandmill.sandboxes.spec import Egress, SandboxSpec
+
+__all__ = [
+    "PIPE",
+    "Completed",
+    "Egress",
+    "FileEntry",
+    "Pool",
+    "Process",
+    "Sandbox",
+    "SandboxSpec",
+    "Usage",
+    "block_on",
+    "loop",
+]

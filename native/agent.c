@@ -1,0 +1,223 @@
+/* The sandbox's first process: init, and the host's hand inside. In: requests (protocol.h) from the host. Out: replies.
+ *
+ * It never waits for anything that lives in the sandbox: commands have supervisors (exec.c), files are opened without blocking.
+ * It reaps every orphan. When the host's end of the socket closes it exits, and the kernel kills the whole pid namespace. */
+#define _GNU_SOURCE
+#include "warden.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { MOST_JOBS = 128, MOST_WORDS = 65536 };
+
+static struct job jobs[MOST_JOBS];
+static bool strays;           /* commands that ended left processes behind */
+static int channel, signals, tree_dead;
+
+static void reply(const struct agent_request *request, int status, uint32_t flags, int fd) {
+    struct agent_reply answer = {.op = request->op, .id = request->id, .status = status, .flags = flags};
+    wire_send(channel, &answer, sizeof answer, NULL, 0, fd);
+}
+
+static int running_jobs(void) {
+    int count = 0;
+    for (int i = 0; i < MOST_JOBS; i++) count += jobs[i].supervisor != 0;
+    return count;
+}
+
+static struct job *find_job(uint32_t id) {
+    for (int i = 0; i < MOST_JOBS; i++)
+        if (jobs[i].supervisor && jobs[i].id == id) return &jobs[i];
+    return NULL;
+}
+
+static void job_ended(struct job *job, int status) {
+    if (!WIFEXITED(status) || WEXITSTATUS(status) > 1) { /* killed before it could report: do it in its place */
+        struct agent_reply answer = {.op = AGENT_EXIT, .id = job->id, .status = SIGKILL};
+        wire_send(channel, &answer, sizeof answer, NULL, 0, -1);
+    }
+    if (!WIFEXITED(status) || WEXITSTATUS(status)) strays = true;
+    job->supervisor = 0;
+}
+
+/* Reaps whatever ended; with flags 0, waits until every process of the sandbox has. */
+static void reap(int flags) {
+    int status;
+    pid_t pid;
+    while ((pid = waitpid(-1, &status, flags)) > 0)
+        for (int i = 0; i < MOST_JOBS; i++)
+            if (jobs[i].supervisor == pid) job_ended(&jobs[i], status);
+    if (pid < 0 && errno == ECHILD) strays = false;
+}
+
+/* Points `count` words of the payload into `words`; returns the position after them, or NULL when the payload ends before. */
+static char *take_words(char *at, const char *end, char **words, uint32_t count) {
+    for (uint32_t i = 0; i < count; i++) {
+        char *stop = memchr(at, 0, (size_t)(end - at));
+        if (!stop) return NULL;
+        words[i] = at;
+        at = stop + 1;
+    }
+    words[count] = NULL;
+    return at;
+}
+
+static int parse_command(const struct agent_request *request, const struct message *message, struct command *command) {
+    char *at = (char *)message->payload, *end = at + message->payload_bytes, *cwd[2];
+    *command = (struct command){.id = request->id, .uid = request->uid, .flags = request->flags, .max_output = request->max_output};
+    bool capture = request->flags & EXEC_CAPTURE;
+    if (!request->first || request->first > MOST_WORDS || request->second > MOST_WORDS) return E2BIG;
+    if (request->stdin_bytes > message->payload_bytes || (!capture && message->fd_count != 3)) return EBADMSG;
+    end -= request->stdin_bytes;
+    command->argv = malloc((request->first + request->second + 2) * sizeof(char *));
+    if (!command->argv) return ENOMEM;
+    command->env = command->argv + request->first + 1;
+    if (!(at = take_words(at, end, cwd, 1)) || !(at = take_words(at, end, command->argv, request->first)) ||
+        take_words(at, end, command->env, request->second) != end)
+        return EBADMSG;
+    command->cwd = cwd[0];
+    command->input = (unsigned char *)end;
+    command->input_bytes = request->stdin_bytes;
+    for (int i = 0; i < 3 && !capture; i++) command->fds[i] = message->fds[i];
+    return 0;
+}
+
+static void start_command(const struct agent_request *request, const struct message *message) {
+    struct command command;
+    struct job *job = NULL;
+    int error = parse_command(request, message, &command);
+    for (int i = 0; i < MOST_JOBS && !job; i++)
+        if (!jobs[i].supervisor) job = &jobs[i];
+    if (!error && !job) error = EAGAIN;
+    if (!error) {
+        pid_t pid = fork();
+        if (pid == 0) supervise(channel, signals, tree_dead, &command);
+        if (pid < 0) error = errno;
+        else *job = (struct job){pid, request->id};
+    }
+    free(command.argv);
+    if (error) {
+        struct agent_reply answer = {.op = AGENT_EXIT, .id = request->id, .status = error, .flags = NOT_STARTED};
+        wire_send(channel, &answer, sizeof answer, NULL, 0, -1);
+    }
+}
+
+/* Waits, briefly, until a supervisor has dealt its blow: a command started meanwhile would be hit by it. */
+static void await_tree_dead(void) {
+    struct pollfd watched[] = {{tree_dead, POLLIN, 0}, {signals, POLLIN, 0}};
+    uint64_t count;
+    if (poll(watched, COUNT(watched), 200) > 0 && read(tree_dead, &count, sizeof count) < 0) return;
+}
+
+static void kill_tree(const struct agent_request *request) {
+    struct job *job = find_job(request->id);
+    union sigval alone = {.sival_int = running_jobs() == 1 && !strays};
+    if (job && !sigqueue(job->supervisor, SIGUSR1, alone)) await_tree_dead();
+}
+
+static void send_signal(const struct agent_request *request) {
+    struct job *job = find_job(request->id);
+    union sigval number = {.sival_int = (int)request->first};
+    if (job && request->first > 0 && request->first < 65) sigqueue(job->supervisor, SIGUSR2, number);
+}
+
+static void kill_all(const struct agent_request *request) {
+    kill(-1, SIGKILL);
+    reap(0);
+    reply(request, 0, 0, -1);
+}
+
+/* File operations, with the identity of whom they are for. Returns an errno, and a descriptor for AGENT_OPEN. */
+static int act_on_path(const struct agent_request *request, const char *path, int *fd) {
+    switch (request->op) {
+    case AGENT_OPEN:
+        *fd = open_inside(path, (int)request->first, request->second);
+        if (*fd < 0 && errno == ENOENT && request->flags & OPEN_PARENTS && !make_parents(path))
+            *fd = open_inside(path, (int)request->first, request->second);
+        return *fd < 0 ? errno : 0;
+    case AGENT_MKDIR:
+        return make_parents(path) || mkdir(path, request->second & 07777) ? errno : 0;
+    default:
+        return unlink(path) && (errno != EISDIR || rmdir(path)) ? errno : 0;
+    }
+}
+
+static void use_path(const struct agent_request *request, const struct message *message) {
+    int fd = -1, error = EBADMSG;
+    const char *path = (const char *)message->payload;
+    if (message->payload_bytes && path[message->payload_bytes - 1] == 0 && path[0] == '/') {
+        error = filesystem_identity(request->uid) ? errno : act_on_path(request, path, &fd);
+        filesystem_identity(getuid());
+    }
+    reply(request, error, 0, fd);
+    if (fd >= 0) close(fd);
+}
+
+/* A whole tree is removed by a process of its own: it may be of any size. */
+static void remove_folder(const struct agent_request *request, const struct message *message) {
+    const char *path = (const char *)message->payload;
+    if (!message->payload_bytes || path[message->payload_bytes - 1] || path[0] != '/') return reply(request, EBADMSG, 0, -1);
+    pid_t pid = fork();
+    if (pid < 0) return reply(request, errno, 0, -1);
+    if (pid > 0) return;
+    int error = filesystem_identity(request->uid) || remove_tree(path) ? errno : 0;
+    reply(request, error, 0, -1);
+    _exit(0);
+}
+
+static void write_batch(const struct agent_request *request, const struct message *message) {
+    struct batch_result result = {.error = EPERM};
+    if (!filesystem_identity(request->uid)) result = batch_unpack(message->payload, message->payload_bytes);
+    filesystem_identity(getuid());
+    struct agent_reply answer = {.op = AGENT_WRITE, .id = request->id, .status = result.error};
+    wire_send(channel, &answer, sizeof answer, result.path, strlen(result.path), -1);
+}
+
+static void dispatch(const struct agent_request *request, const struct message *message) {
+    switch (request->op) {
+    case AGENT_EXEC: return start_command(request, message);
+    case AGENT_SIGNAL: return send_signal(request);
+    case AGENT_KILL_TREE: return kill_tree(request);
+    case AGENT_KILL_ALL: return kill_all(request);
+    case AGENT_WRITE: return write_batch(request, message);
+    case AGENT_REMOVE:
+        if (request->flags & REMOVE_TREE) return remove_folder(request, message);
+        return use_path(request, message);
+    case AGENT_OPEN:
+    case AGENT_MKDIR: return use_path(request, message);
+    default: return reply(request, request->op == AGENT_PING ? 0 : ENOSYS, 0, -1);
+    }
+}
+
+_Noreturn void agent_serve(int socket, int signal_fd) {
+    channel = socket;
+    signals = signal_fd;
+    tree_dead = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    prctl(PR_SET_NAME, "init");
+    for (;;) {
+        struct pollfd watched[] = {{channel, POLLIN, 0}, {signals, POLLIN, 0}};
+        if (poll(watched, COUNT(watched), -1) < 0) continue;
+        if (watched[1].revents) {
+            struct signalfd_siginfo info[16];
+            while (read(signals, info, sizeof info) > 0);
+            reap(WNOHANG);
+        }
+        if (!watched[0].revents) continue;
+        struct agent_request request;
+        struct message message;
+        ssize_t got = wire_receive(channel, &request, sizeof request, &message);
+        if (got == 0 || (got < 0 && errno != EBADMSG && errno != EINTR)) _exit(0);
+        if (got < 0) continue;
+        dispatch(&request, &message);
+        wire_release(&message);
+    }
+}

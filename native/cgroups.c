@@ -1,0 +1,107 @@
+/* Limits by control groups. In: the node's cgroup folders and a sandbox's limits. Out: one folder per controller (v1: cpu, memory,
+ * pids; v2: one for all), joined by the sandbox's first process, removed after its last. */
+#define _GNU_SOURCE
+#include "warden.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { CPU, MEMORY, PIDS }; /* order of a v1 node's folders */
+
+static int write_number(int dir, const char *file, unsigned long long number) {
+    char text[32];
+    snprintf(text, sizeof text, "%llu", number);
+    return write_text(dir, file, text);
+}
+
+static int limit_v1(const struct warden_request *limits, const struct cgroup *group) {
+    if (limits->cpu_us && write_number(group->dirs[CPU], "cpu.cfs_quota_us", limits->cpu_us)) return -1;
+    if (write_number(group->dirs[MEMORY], "memory.limit_in_bytes", limits->memory_bytes)) return -1;
+    return write_number(group->dirs[PIDS], "pids.max", limits->processes);
+}
+
+static int limit_v2(const struct warden_request *limits, const struct cgroup *group) {
+    char quota[48];
+    snprintf(quota, sizeof quota, "%u 100000", limits->cpu_us);
+    if (limits->cpu_us && write_text(group->dirs[0], "cpu.max", quota)) return -1;
+    if (write_number(group->dirs[0], "memory.max", limits->memory_bytes)) return -1;
+    write_text(group->dirs[0], "memory.swap.max", "0"); /* absent without swap accounting */
+    return write_number(group->dirs[0], "pids.max", limits->processes);
+}
+
+/* Makes and limits the folders of `slot`. Returns 0, or -1 with errno and nothing left behind. */
+int cgroup_make(const struct node *node, uint32_t slot, const struct warden_request *limits, struct cgroup *group) {
+    char name[16];
+    snprintf(name, sizeof name, "%u", slot);
+    for (size_t i = 0; i < COUNT(group->dirs); i++) group->dirs[i] = group->tasks[i] = -1;
+    for (int i = 0; i < node->cgroup_count; i++) {
+        if (mkdirat(node->cgroup_roots[i], name, 0755) && errno != EEXIST) goto fail;
+        group->dirs[i] = openat(node->cgroup_roots[i], name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        if (group->dirs[i] < 0) goto fail;
+        if (node->cgroup_version == 1 && (group->tasks[i] = openat(group->dirs[i], "tasks", O_WRONLY | O_CLOEXEC)) < 0) goto fail;
+    }
+    if (node->cgroup_version == 0 || !(node->cgroup_version == 1 ? limit_v1 : limit_v2)(limits, group)) return 0;
+fail:;
+    int error = errno;
+    cgroup_close(group);
+    cgroup_remove(node, slot, NULL);
+    errno = error;
+    return -1;
+}
+
+void cgroup_close(struct cgroup *group) {
+    for (size_t i = 0; i < COUNT(group->dirs); i++) {
+        if (group->dirs[i] >= 0) close(group->dirs[i]);
+        if (group->tasks[i] >= 0) close(group->tasks[i]);
+        group->dirs[i] = group->tasks[i] = -1;
+    }
+}
+
+/* The number after `key` (or the file's first number when NULL) in a small cgroup file; 0 when there is none. */
+static uint64_t read_number(int root, const char *name, const char *file, const char *key) {
+    char path[64], text[1024];
+    snprintf(path, sizeof path, "%s/%s", name, file);
+    int fd = openat(root, path, O_RDONLY | O_CLOEXEC);
+    ssize_t got = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
+    if (fd >= 0) close(fd);
+    if (got <= 0) return 0;
+    text[got] = 0;
+    const char *at = key ? strstr(text, key) : text;
+    return at ? strtoull(at + (key ? strlen(key) : 0), NULL, 10) : 0;
+}
+
+static void remove_folder(int root, const char *name) {
+    for (int tries = 0; unlinkat(root, name, AT_REMOVEDIR) && errno == EBUSY && tries < 200; tries++) usleep(1000);
+}
+
+/* Removes the folders of `slot`; with `account`, first notes what the sandbox used. */
+void cgroup_remove(const struct node *node, uint32_t slot, struct warden_reply *account) {
+    char name[16];
+    snprintf(name, sizeof name, "%u", slot);
+    if (account && node->cgroup_version == 1)
+        account->oom_kills = read_number(node->cgroup_roots[MEMORY], name, "memory.oom_control", "oom_kill ");
+    if (account && node->cgroup_version == 2) {
+        account->oom_kills = read_number(node->cgroup_roots[0], name, "memory.events", "oom_kill ");
+        account->cpu_us = read_number(node->cgroup_roots[0], name, "cpu.stat", "usage_usec ");
+    }
+    for (int i = 0; i < node->cgroup_count; i++) remove_folder(node->cgroup_roots[i], name);
+}
+
+/* Removes the node's own folders, which are empty by now. A folder is removed through its parent. */
+void cgroup_remove_roots(const struct node *node) {
+    for (int i = 0; i < node->cgroup_count; i++) {
+        char path[64], target[4096];
+        snprintf(path, sizeof path, "/proc/self/fd/%d", node->cgroup_roots[i]);
+        ssize_t length = readlink(path, target, sizeof target - 1);
+        if (length <= 0) continue;
+        target[length] = 0;
+        const char *name = strrchr(target, '/');
+        int parent = openat(node->cgroup_roots[i], "..", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        if (name && parent >= 0) remove_folder(parent, name + 1);
+        if (parent >= 0) close(parent);
+    }
+}

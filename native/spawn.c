@@ -1,0 +1,165 @@
+/* One sandbox from nothing. In: a CREATE request. Out: a child in six fresh namespaces that becomes the sandbox's init and agent,
+ * and an answer with the agent's socket. The warden goes on as soon as the child is on its way; the child reports by AGENT_READY. */
+#define _GNU_SOURCE
+#include "warden.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <linux/sched.h>
+#include <net/if.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+static const uint64_t NAMESPACES = CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS;
+
+static const char *raise_loopback(void) {
+    struct ifreq request = {.ifr_name = "lo", .ifr_flags = IFF_UP};
+    int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (fd < 0) return NULL; /* a kernel without IPv4 has no loopback to raise */
+    int failed = ioctl(fd, SIOCSIFFLAGS, &request);
+    close(fd);
+    return failed ? "loopback" : NULL;
+}
+
+static const char *join_cgroups(struct cgroup *group) {
+    for (size_t i = 0; i < COUNT(group->tasks); i++)
+        if (group->tasks[i] >= 0 && write(group->tasks[i], "0", 1) != 1) return "cgroups";
+    cgroup_close(group);
+    return unshare(CLONE_NEWCGROUP) ? "cgroup namespace" : NULL;
+}
+
+/* Everything between clone and the agent's loop. Returns what failed, with errno set, or NULL. */
+static const char *enter(const struct node *node, const struct warden_request *request, const char *workdir, struct cgroup *group) {
+    const char *failed;
+    if ((failed = join_cgroups(group))) return failed;
+    if (!node->rootless && (setgroups(0, NULL) || setresgid(0, 0, 0) || setresuid(0, 0, 0))) return "identity";
+    umask(022);
+    if ((failed = mounts_enter_sandbox(request->disk_bytes, request->memory_bytes, workdir, node->rootless ? 0 : request->uid)))
+        return failed;
+    if (sethostname("sandbox", 7)) return "hostname";
+    if ((failed = raise_loopback())) return failed;
+    return privileges_reduce_agent(node, request) ? "privileges" : NULL;
+}
+
+static struct batch_result place_files(uint32_t uid, const unsigned char *payload, size_t bytes) {
+    if (filesystem_identity(uid)) return (struct batch_result){.error = errno};
+    struct batch_result result = batch_unpack(payload, bytes);
+    filesystem_identity(getuid());
+    return result;
+}
+
+static int signal_descriptor(void) {
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGCHLD);
+    sigaddset(&set, SIGUSR1);
+    sigaddset(&set, SIGUSR2);
+    sigprocmask(SIG_SETMASK, &set, NULL);
+    return signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+}
+
+/* Leaves only the agent's descriptors open: 0-2 on /dev/null, 3 its socket, 4 its signals. */
+static int settle_descriptors(int socket) {
+    if (socket != 3 && dup3(socket, 3, O_CLOEXEC) < 0) return -1;
+    if (syscall(SYS_close_range, 4, ~0u, 0)) return -1;
+    int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+    for (int fd = 0; fd < 3; fd++)
+        if (dup2(null, fd) < 0) return -1;
+    close(null);
+    int signals = signal_descriptor();
+    return signals < 0 || (signals != 4 && (dup3(signals, 4, O_CLOEXEC) < 0 || close(signals))) ? -1 : 0;
+}
+
+_Noreturn static void child(const struct node *node, const struct warden_request *request, const struct message *message,
+                            struct cgroup *group, int socket, int go) {
+    const char *workdir = (const char *)message->payload;
+    size_t workdir_bytes = strlen(workdir) + 1;
+    struct agent_reply ready = {.op = AGENT_READY};
+    const char *text = "";
+    struct batch_result files = {0};
+    char byte;
+    if (read(go, &byte, 1) != 1) _exit(1);
+    const char *failed = enter(node, request, workdir, group);
+    if (!failed && settle_descriptors(socket)) failed = "descriptors";
+    if (!failed) socket = 3;
+    if (!failed && filter_install()) failed = "system-call filter";
+    /* Last: each change of identity or dumpability above clears it. */
+    if (!failed && prctl(PR_SET_PDEATHSIG, SIGKILL)) failed = "parent death signal";
+    if (failed) {
+        ready.status = errno;
+        text = failed;
+    } else {
+        files = place_files(request->uid, message->payload + workdir_bytes, message->payload_bytes - workdir_bytes);
+        ready.status = files.error;
+        text = files.path;
+    }
+    ready.flags = failed ? NOT_STARTED : 0;
+    wire_send(socket, &ready, sizeof ready, text, strlen(text), -1);
+    if (failed) _exit(1);
+    agent_serve(3, 4);
+}
+
+static int write_maps(const struct node *node, uint32_t uid, pid_t pid) {
+    char path[64], map[64];
+    if (node->rootless) snprintf(map, sizeof map, "%u 0 1", uid);
+    else snprintf(map, sizeof map, "0 %u 65536", node->uid_base);
+    static const char *const files[] = {"setgroups", "gid_map", "uid_map"};
+    for (size_t i = node->rootless ? 0 : 1; i < COUNT(files); i++) {
+        snprintf(path, sizeof path, "/proc/%d/%s", pid, files[i]);
+        if (write_text(AT_FDCWD, path, i ? map : "deny")) return -1;
+    }
+    return 0;
+}
+
+/* Starts a sandbox and answers the request, with an error or with the agent's socket. */
+void spawn_sandbox(struct node *node, const struct warden_request *request, const struct message *message, uint32_t slot,
+                   struct sandbox *sandbox) {
+    struct warden_reply reply = {.op = WARDEN_CREATE, .sequence = request->sequence, .slot = slot};
+    struct cgroup group;
+    int ends[2] = {-1, -1}, go[2] = {-1, -1};
+    const char *failed = NULL;
+    long pid = -1;
+    if (message->payload_bytes < 2 || !memchr(message->payload, 0, message->payload_bytes)) failed = "request", errno = EBADMSG;
+    else if (cgroup_make(node, slot, request, &group)) failed = "cgroups";
+    else {
+        if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) || pipe2(go, O_CLOEXEC)) failed = "descriptors";
+        struct clone_args args = {.flags = NAMESPACES | CLONE_PIDFD, .pidfd = (uintptr_t)&sandbox->pidfd, .exit_signal = SIGCHLD};
+        if (node->cgroup_version == 2) {
+            args.flags |= CLONE_INTO_CGROUP;
+            args.cgroup = (uint64_t)group.dirs[0];
+        }
+        if (!failed && (pid = syscall(SYS_clone3, &args, sizeof args)) < 0) failed = "namespaces";
+        if (pid == 0) {
+            close(go[1]);
+            close(ends[0]);
+            child(node, request, message, &group, ends[1], go[0]);
+        }
+        if (!failed && write_maps(node, request->uid, (pid_t)pid)) failed = "id maps";
+        if (!failed && write(go[1], "", 1) != 1) failed = "start";
+        int error = errno;
+        cgroup_close(&group);
+        errno = error;
+    }
+    if (failed) {
+        reply.error = errno;
+        snprintf(reply.stage, sizeof reply.stage, "%s", failed);
+        if (pid > 0) kill((pid_t)pid, SIGKILL);
+        else if (strcmp(failed, "request") && strcmp(failed, "cgroups")) cgroup_remove(node, slot, NULL);
+    }
+    reply.pid = (int32_t)pid;
+    *sandbox = (struct sandbox){.pid = pid > 0 ? (pid_t)pid : 0, .pidfd = sandbox->pidfd, .wanted = failed && pid > 0};
+    wire_send(node->control, &reply, sizeof reply, NULL, 0, failed ? -1 : ends[0]);
+    for (int i = 0; i < 2; i++) {
+        if (ends[i] >= 0) close(ends[i]);
+        if (go[i] >= 0) close(go[i]);
+    }
+}

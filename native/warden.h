@@ -1,0 +1,101 @@
+/* What the warden's parts offer one another. */
+#pragma once
+#include "protocol.h"
+#include <stdbool.h>
+#include <stddef.h>
+#include <sys/types.h>
+
+#define COUNT(array) (sizeof(array) / sizeof *(array))
+
+/* One node: how this machine isolates. Fixed after start. */
+struct node {
+    int control;              /* socket to the host process */
+    int state;                /* the owner's folder, removed when everything is over; -1 when none */
+    bool rootless;
+    uint32_t uid_base;        /* host uid of in-sandbox root (rootful) or the host user's own uid (rootless) */
+    int cgroup_version;       /* 0: none */
+    int cgroup_roots[3];      /* v1: cpu, memory, pids; v2: the first only */
+    int cgroup_count;
+};
+
+/* A received message. `payload` is inside the message or mapped from its memfd. */
+struct message {
+    unsigned char *payload;
+    size_t payload_bytes;
+    int fds[4];
+    int fd_count;
+    bool mapped;
+};
+
+/* wire.c */
+ssize_t wire_receive(int socket, void *header, size_t header_bytes, struct message *message);
+void wire_release(struct message *message);
+int wire_send(int socket, const void *header, size_t header_bytes, const void *data, size_t data_bytes, int fd);
+
+/* files.c: all act with the caller's file-system identity */
+struct batch_result {
+    int error;
+    char path[200];
+};
+struct batch_result batch_unpack(const unsigned char *payload, size_t bytes);
+int open_inside(const char *path, int flags, mode_t mode);
+int make_parents(const char *path);
+int remove_tree(const char *path);
+
+/* cgroups.c */
+struct cgroup {
+    int dirs[3];              /* folders of this sandbox, -1 when absent */
+    int tasks[3];             /* v1: where the child joins by writing "0" */
+};
+int cgroup_make(const struct node *node, uint32_t slot, const struct warden_request *limits, struct cgroup *group);
+void cgroup_close(struct cgroup *group);
+void cgroup_remove(const struct node *node, uint32_t slot, struct warden_reply *account);
+void cgroup_remove_roots(const struct node *node);
+
+/* mounts.c */
+const char *mounts_prepare_node(const struct node *node, const struct message *skeleton);
+const char *mounts_enter_sandbox(uint64_t disk_bytes, uint64_t memory_bytes, const char *workdir, uint32_t uid);
+
+/* filter.c */
+void filter_prepare(void);
+int filter_install(void);
+
+/* privileges.c */
+int privileges_reduce_agent(const struct node *node, const struct warden_request *limits);
+int privileges_become(uint32_t uid);
+int filesystem_identity(uint32_t uid);
+
+/* spawn.c */
+struct sandbox {
+    pid_t pid;                /* 0: free slot */
+    int pidfd;
+    bool ended;               /* reaped; kept until the host asks for its account */
+    bool wanted;              /* DESTROY was asked and not answered */
+    uint32_t sequence;
+    int wait_status;
+};
+void spawn_sandbox(struct node *node, const struct warden_request *request, const struct message *message, uint32_t slot,
+                   struct sandbox *sandbox);
+
+/* agent.c, exec.c */
+_Noreturn void agent_serve(int socket, int signals);
+struct job {
+    pid_t supervisor;         /* 0: free */
+    uint32_t id;
+};
+struct command {
+    uint32_t id, uid, flags;
+    char *cwd, **argv, **env;
+    const unsigned char *input;
+    size_t input_bytes;
+    uint64_t max_output;
+    int fds[3];
+};
+_Noreturn void supervise(int socket, int signals, int tree_dead, const struct command *command);
+
+/* tree.c */
+void kill_descendants(pid_t root);
+
+/* small wrappers of system calls that libc lacks */
+int write_text(int dir, const char *path, const char *text);
+uint64_t now_us(void);

@@ -1,0 +1,108 @@
+"""The conversation with one sandbox's agent. In: operations. Out: futures and exit notices; after the sandbox's end, its reason.
+
+Everything that arrives is hostile until checked: a malformed or unexpected reply ends the sandbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from typing import Protocol
+
+from sandmill.errors import SandboxGone
+from sandmill.sandboxes.backends.native import wire
+from sandmill.sandboxes.backends.native.channel import Channel
+
+
+class Listener(Protocol):
+    """Whoever waits for replies under one id."""
+
+    def reply(self, reply: wire.AgentReply, fd: int) -> bool:
+        """Takes a reply (and owns `fd`); True when it was the last one."""
+        ...
+
+    def gone(self, error: SandboxGone) -> None:
+        """The sandbox has ended; nothing more will come."""
+        ...
+
+
+class _One:
+    """A single reply, as a future."""
+
+    __slots__ = ("future", "op")
+
+    def __init__(self, op: int, future: asyncio.Future[tuple[wire.AgentReply, int]]) -> None:
+        self.op = op
+        self.future = future
+
+    def reply(self, reply: wire.AgentReply, fd: int) -> bool:
+        if reply.op != self.op:
+            raise wire.Malformed(f"a reply of kind {reply.op} to a request of kind {self.op}")
+        if not self.future.done():
+            self.future.set_result((reply, fd))
+        elif fd >= 0:
+            os.close(fd)
+        return True
+
+    def gone(self, error: SandboxGone) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+class Agent:
+    """One sandbox's agent, on the sandbox loop. `on_end(why)` is called once when the conversation breaks from the other side."""
+
+    def __init__(self, end: socket.socket, on_end: Callable[[str], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._listeners: dict[int, Listener] = {}
+        self._last = 0
+        self._on_end = on_end
+        self._channel = Channel(self._loop, end, self._message, lambda: on_end(""))
+
+    def expect_ready(self) -> asyncio.Future[tuple[wire.AgentReply, int]]:
+        """The agent's first word, which answers no request (id 0)."""
+        future = self._loop.create_future()
+        self._listeners[0] = _One(wire.READY, future)
+        return future
+
+    def listen(self, listener: Listener) -> int:
+        """A fresh id under which `listener` gets replies."""
+        self._last += 1
+        self._listeners[self._last] = listener
+        return self._last
+
+    def send(self, message: wire.Message, *, close: tuple[int, ...] = ()) -> None:
+        """Sends a message made with an id of `listen`."""
+        self._channel.send(message, close=close)
+
+    async def ask(
+        self, op: int, payload: bytes = b"", *, flags: int = 0, uid: int = 0, first: int = 0, second: int = 0
+    ) -> tuple[wire.AgentReply, int]:
+        """One request, one reply. Raises SandboxGone."""
+        future = self._loop.create_future()
+        id = self.listen(_One(op, future))
+        self._channel.send(wire.agent_request(op, id, payload, flags=flags, uid=uid, first=first, second=second))
+        return await future
+
+    def close(self, error: SandboxGone) -> None:
+        """Ends the conversation from this side and tells everyone who waits. Idempotent."""
+        self._channel.close()
+        listeners, self._listeners = self._listeners, {}
+        for listener in listeners.values():
+            listener.gone(error)
+
+    def _message(self, data: bytes, fd: int) -> None:
+        try:
+            reply = wire.parse_reply(data)
+            listener = self._listeners.get(reply.id)
+            if listener is None:
+                raise wire.Malformed(f"a reply to request {reply.id}, which nobody made")
+            if listener.reply(reply, fd):
+                self._listeners.pop(reply.id, None)
+        except wire.Malformed as error:
+            if fd >= 0:
+                os.close(fd)
+            self._channel.close()
+            self._on_end(f"its agent broke the protocol: {error}")

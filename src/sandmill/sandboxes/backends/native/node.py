@@ -1,0 +1,223 @@
+"""This process's warden. In: specs. Out: sandboxes' agent sockets; and their removal, accounted for.
+
+The warden is started by the first sandbox and lives as long as this process. If it dies, every sandbox dies with it (the kernel
+sees to that), this side removes what it leaves on disk, and the next creation starts another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import os
+import socket
+import subprocess
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from sandmill.errors import IsolationUnavailable, SandboxCreateFailed
+from sandmill.sandboxes import dual
+from sandmill.sandboxes.backends.native import cgroups, image, state, wire
+from sandmill.sandboxes.backends.native.channel import Channel
+from sandmill.sandboxes.spec import PROCESS_LIMIT, SandboxSpec
+
+WARDEN: Final = Path(__file__).parents[2] / "warden" / "warden"
+UID_BASE: Final = 0x7000_0000
+"""Host uid of in-sandbox root: far above every range that distributions hand out."""
+USER_UID: Final = 1000
+_CONCURRENT_CREATIONS: Final = 16
+_ANSWER_S: Final = 30.0
+_LEAVE_S: Final = 10.0
+
+
+class Birth(NamedTuple):
+    """A created sandbox: the warden's name for it, its init's host pid, and the socket to its agent."""
+
+    slot: int
+    pid: int
+    agent: socket.socket
+
+
+class Node:
+    """A running warden and the conversation with it. Lives on the sandbox loop."""
+
+    def __init__(self, process: subprocess.Popen[bytes], end: socket.socket, claim: state.Claim, plan: cgroups.CgroupPlan) -> None:
+        self.claim = claim
+        self.plan = plan
+        self.rootless = os.geteuid() != 0
+        self.alive = True
+        self.creations = asyncio.Semaphore(_CONCURRENT_CREATIONS)
+        self._process = process
+        self._sequence = 0
+        self._waiting: dict[int, asyncio.Future[tuple[wire.WardenReply, int]]] = {}
+        self._channel = Channel(asyncio.get_running_loop(), end, self._answered, self._ended)
+
+    async def create(self, spec: SandboxSpec, files: bytes) -> Birth:
+        """Asks for a sandbox; its agent reports by itself when it is ready. Raises SandboxCreateFailed."""
+        reply, fd = await self._ask(
+            wire.CREATE,
+            wire.encode(spec.workdir) + b"\0" + files,
+            memory_bytes=spec.memory_bytes,
+            disk_bytes=spec.disk_bytes,
+            cpu_us=_cpu_quota(spec.cpu),
+            processes=PROCESS_LIMIT,
+            uid=USER_UID,
+        )
+        if reply.error:
+            raise SandboxCreateFailed(reply.error, f"could not create a sandbox: {reply.stage}: {os.strerror(reply.error)}")
+        return Birth(reply.slot, reply.pid, socket.socket(fileno=fd))
+
+    async def destroy(self, slot: int) -> wire.WardenReply | None:
+        """Kills a sandbox and removes what belongs to it; returns its account, or None when the warden is gone and all with it."""
+        if not self.alive:
+            return None
+        try:
+            return (await self._ask(wire.DESTROY, slot=slot))[0]
+        except SandboxCreateFailed:
+            return None
+
+    async def setup(self) -> None:
+        """The first message. Raises IsolationUnavailable when this machine cannot do it."""
+        reply, _ = await self._ask(wire.SETUP, image.skeleton())
+        if reply.error:
+            raise IsolationUnavailable(
+                f"this machine cannot isolate processes: {reply.stage}: {os.strerror(reply.error)}; `sandmill doctor` shows what is missing"
+            )
+
+    def abandon(self) -> None:
+        """Closes the conversation: the warden removes everything, itself included. Waits for that, for some seconds."""
+        self.alive = False
+        self._channel.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_LEAVE_S)
+        for descriptor in (self.claim.lock, self.claim.folder_fd):
+            os.close(descriptor)
+        state.discard(self.claim.folder)
+
+    async def _ask(self, op: int, payload: bytes = b"", **fields: int) -> tuple[wire.WardenReply, int]:
+        if not self.alive:
+            raise SandboxCreateFailed("the sandbox warden has died; the next creation starts another")
+        self._sequence += 1
+        sequence = self._sequence
+        future = asyncio.get_running_loop().create_future()
+        self._waiting[sequence] = future
+        self._channel.send(wire.warden_request(op, sequence, payload, **fields))
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                return await asyncio.shield(future)
+        except TimeoutError:
+            raise SandboxCreateFailed(f"the sandbox warden did not answer within {_ANSWER_S:.0f} s") from None
+        finally:
+            if not future.done():
+                future.add_done_callback(self._unwanted)
+
+    def _unwanted(self, future: asyncio.Future[tuple[wire.WardenReply, int]]) -> None:
+        """An answer came for someone who no longer waits: a sandbox that was created meanwhile must not stay."""
+        if future.cancelled() or future.exception() is not None:
+            return
+        reply, fd = future.result()
+        if fd >= 0:
+            os.close(fd)
+        if reply.op == wire.CREATE and not reply.error and self.alive:
+            self._channel.send(wire.warden_request(wire.DESTROY, 0, slot=reply.slot))
+
+    def _answered(self, data: bytes, fd: int) -> None:
+        reply = wire.parse_warden_reply(data)
+        future = self._waiting.pop(reply.sequence, None)
+        if future is not None:
+            future.set_result((reply, fd))
+        elif fd >= 0:
+            os.close(fd)
+
+    def _ended(self) -> None:
+        self.alive = False
+        for future in self._waiting.values():
+            future.set_exception(SandboxCreateFailed("the sandbox warden has died; the next creation starts another"))
+            future.exception()
+        self._waiting.clear()
+        asyncio.get_running_loop().run_in_executor(None, self.abandon)
+
+
+_node: Node | None = None
+_starting: asyncio.Task[Node] | None = None
+
+
+async def node() -> Node:
+    """The running node, started if need be. Raises IsolationUnavailable."""
+    global _starting
+    if _node is not None and _node.alive:
+        return _node
+    if _starting is None:
+        _starting = asyncio.get_running_loop().create_task(_start())
+        _starting.add_done_callback(_started)
+    return await asyncio.shield(_starting)
+
+
+def _started(_: asyncio.Task[Node]) -> None:
+    global _starting
+    _starting = None
+
+
+async def _start() -> Node:
+    global _node
+    if not WARDEN.exists():
+        raise IsolationUnavailable(
+            "the sandbox warden was not built with this installation; run `pip install` again with a C compiler present"
+        )
+    state.sweep()
+    plan = cgroups.plan()
+    try:
+        claim = state.claim(plan)
+    except OSError as error:
+        raise IsolationUnavailable(f"the state folder {state.state_root()} cannot be used: {error.strerror}; set SANDMILL_STATE") from error
+    descriptors = [os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) for folder in claim.cgroups]
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    arguments = [theirs.fileno(), claim.folder_fd, 0 if os.geteuid() else UID_BASE, plan.version, *descriptors]
+    process = subprocess.Popen(
+        [str(WARDEN), *map(str, arguments)],
+        executable=str(WARDEN),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        env={},
+        close_fds=True,
+        pass_fds=(theirs.fileno(), claim.folder_fd, claim.lock, *descriptors),
+        start_new_session=True,
+    )
+    theirs.close()
+    for descriptor in descriptors:
+        os.close(descriptor)
+    started = Node(process, ours, claim, plan)
+    try:
+        await started.setup()
+    except BaseException:
+        started.abandon()
+        raise
+    _node = started
+    return started
+
+
+def _leave() -> None:
+    """At exit: everything goes before this process does."""
+    if _node is not None and _node.alive:
+        home = dual.loop()
+        with contextlib.suppress(TimeoutError, RuntimeError):
+            asyncio.run_coroutine_threadsafe(_abandon(_node), home).result(_LEAVE_S)
+
+
+async def _abandon(which: Node) -> None:
+    which.abandon()
+
+
+def _forget() -> None:
+    """A forked child owns no sandboxes."""
+    global _node, _starting
+    _node = _starting = None
+
+
+def _cpu_quota(cores: float) -> int:
+    """Microseconds per 100 ms; 0 (no quota) when it would not bind on this machine."""
+    return 0 if cores >= (os.cpu_count() or 1) else max(1000, round(cores * 100_000))
+
+
+atexit.register(_leave)
+os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,113 @@
+"""One implementation, two faces: an `async def` becomes a method that blocks when called and is awaited through `.aio`.
+
+All sandbox I/O happens on one event loop in one daemon thread (`loop()`). `method(...)` submits to it and blocks; `await
+method.aio(...)` does the same without blocking the caller's own loop, and on the sandbox loop itself runs directly, without a
+thread hop. Cancelling the awaiting task cancels the work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
+
+P = ParamSpec("P")
+R = TypeVar("R")
+S = TypeVar("S")
+
+_guard = threading.Lock()
+_loop: asyncio.AbstractEventLoop | None = None
+
+
+def loop() -> asyncio.AbstractEventLoop:
+    """The running event loop that owns all sandbox I/O; started on first use."""
+    global _loop
+    if _loop is None:
+        with _guard:
+            if _loop is None:
+                _loop = _start()
+    return _loop
+
+
+def _start() -> asyncio.AbstractEventLoop:
+    started = asyncio.new_event_loop()
+    threading.Thread(target=started.run_forever, name="sandmill-sandboxes", daemon=True).start()
+    return started
+
+
+def _forget() -> None:
+    """A forked child has no loop thread; it starts its own when it needs one."""
+    global _loop, _guard
+    _loop, _guard = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def block_on(work: Coroutine[Any, Any, R]) -> R:
+    """Runs `work` on the sandbox loop and waits for it. Raises RuntimeError on that loop's own thread, where it would wait forever."""
+    home = loop()
+    if asyncio._get_running_loop() is home:
+        work.close()
+        raise RuntimeError("this blocking call would stop the sandbox event loop it runs on; use its .aio form")
+    future = asyncio.run_coroutine_threadsafe(work, home)
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()
+        raise
+
+
+async def hop(work: Coroutine[Any, Any, R]) -> R:
+    """Awaits `work` on the sandbox loop from whatever loop this runs on."""
+    home = loop()
+    if asyncio.get_running_loop() is home:
+        return await work
+    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, home))
+
+
+class Dual(Generic[P, R]):
+    """A bound operation: call it to block, await `.aio(...)` to not."""
+
+    __slots__ = ("_work",)
+
+    def __init__(self, work: Callable[P, Coroutine[Any, Any, R]]) -> None:
+        self._work = work
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return block_on(self._work(*args, **kwargs))
+
+    def aio(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
+        """The same operation as an awaitable, usable from any event loop."""
+        work = self._work(*args, **kwargs)
+        return work if asyncio._get_running_loop() is _loop else hop(work)
+
+
+class dual(Generic[S, P, R]):  # noqa: N801 - used as a decorator
+    """Decorates an `async def` method; `obj.method` is then a `Dual`."""
+
+    def __init__(self, work: Callable[Concatenate[S, P], Coroutine[Any, Any, R]]) -> None:
+        self._work = work
+        self.__doc__ = work.__doc__
+
+    @overload
+    def __get__(self, instance: None, owner: type[S]) -> dual[S, P, R]: ...
+    @overload
+    def __get__(self, instance: S, owner: type[S]) -> Dual[P, R]: ...
+    def __get__(self, instance: S | None, owner: type[S]) -> dual[S, P, R] | Dual[P, R]:
+        if instance is None:
+            return self
+        return Dual(cast("Callable[P, Coroutine[Any, Any, R]]", self._work.__get__(instance, owner)))
+
+
+class dual_class(Generic[S, P, R]):  # noqa: N801 - used as a decorator
+    """Like `dual`, for an `async def` that takes the class first."""
+
+    def __init__(self, work: Callable[Concatenate[type[S], P], Coroutine[Any, Any, R]]) -> None:
+        self._work = work
+        self.__doc__ = work.__doc__
+
+    def __get__(self, instance: S | None, owner: type[S]) -> Dual[P, R]:
+        return Dual(cast("Callable[P, Coroutine[Any, Any, R]]", self._work.__get__(owner, type(owner))))

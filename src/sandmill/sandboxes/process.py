@@ -1,0 +1,368 @@
+"""A running command. In: pipes from inside a sandbox and the agent's notices. Out: output as it comes, and how the command ended.
+
+A command has ended when its first process has. Its output is read for 50 ms more at most: a child left in the background may hold
+the pipe for ever. Output that nobody reads is kept up to `max_output` bytes per stream and dropped after that (`truncated`);
+after 64 MiB dropped the command is killed. A timeout kills the command's whole tree and keeps the output.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import contextlib
+import os
+import signal as signals
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Final
+
+import msgspec
+
+from sandmill.errors import ExecFailed, ExecTimeout, SandboxError, SandboxGone
+from sandmill.sandboxes.backends.native import wire
+from sandmill.sandboxes.backends.native.agent import Agent
+from sandmill.sandboxes.dual import Dual, block_on, dual
+
+PIPE: Final = "pipe"
+"""As `stdin=`: the command's standard input stays open and is written through `process.stdin`."""
+_CHUNK: Final = 65536
+_DRAIN_S: Final = 0.05
+_FLOOD_BYTES: Final = 64 << 20
+_KILL_PATIENCE_S: Final = 5.0
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """What a finished command used: its first process and those it waited for."""
+
+    user_s: float
+    system_s: float
+    max_rss_bytes: int
+    duration_s: float
+
+
+class Completed(msgspec.Struct, frozen=True, kw_only=True):
+    """A finished command. `exit_code` is None when a signal ended it (`signal`) or a timeout did (`timed_out`)."""
+
+    exit_code: int | None
+    signal: int | None
+    stdout: bytes
+    stderr: bytes
+    truncated: bool
+    timed_out: bool
+    duration_s: float
+    gone: str | None = None
+    """Why the sandbox ended under the command, when its lifetime or dollar cap did that; the output up to then is kept."""
+
+
+class Output:
+    """One output stream. Reading consumes; text is UTF-8 with U+FFFD for what is not."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, fd: int, limit: int, text: bool, flood: asyncio.Event) -> None:
+        self._loop = loop
+        self._fd = fd
+        self._limit = limit
+        self._text = text
+        self._flood = flood
+        self._chunks: deque[bytes] = deque()
+        self._held = 0
+        self._dropped = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._changed = asyncio.Event()
+        if fd >= 0:
+            os.set_blocking(fd, False)
+            loop.add_reader(fd, self._readable)
+        self.closed = asyncio.Event()
+        if fd < 0:
+            self.closed.set()
+
+    @property
+    def truncated(self) -> bool:
+        """Some output was dropped because more than `max_output` unread bytes had come."""
+        return self._dropped > 0
+
+    @dual
+    async def read(self) -> str | bytes:
+        """Everything up to the end of the command: str, or bytes when it was started with `text=False`."""
+        data = await self._read_all()
+        return self._decoder.decode(data, True) if self._text else data
+
+    @dual
+    async def read_bytes(self) -> bytes:
+        """Everything up to the end of the command, as the command wrote it."""
+        return await self._read_all()
+
+    async def _read_all(self) -> bytes:
+        await self.closed.wait()
+        data = b"".join(self._chunks)
+        self._chunks.clear()
+        self._held = 0
+        return data
+
+    async def _next(self) -> str | bytes | None:
+        """The next piece as it came, None at the end."""
+        while not self._chunks:
+            if self.closed.is_set():
+                rest = self._decoder.decode(b"", True) if self._text else ""
+                return rest or None
+            self._changed.clear()
+            await self._changed.wait()
+        data = self._chunks.popleft()
+        self._held -= len(data)
+        return self._decoder.decode(data) if self._text else data
+
+    async def __aiter__(self) -> AsyncIterator[str | bytes]:
+        step = Dual(self._next)
+        while (piece := await step.aio()) is not None:
+            if piece:
+                yield piece
+
+    def __iter__(self) -> Iterator[str | bytes]:
+        while (piece := block_on(self._next())) is not None:
+            if piece:
+                yield piece
+
+    def close(self) -> None:
+        """Stops reading; what came is kept. Idempotent."""
+        if self._fd >= 0:
+            self._loop.remove_reader(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+        self.closed.set()
+        self._changed.set()
+
+    def _readable(self) -> None:
+        try:
+            data = os.read(self._fd, _CHUNK)
+        except BlockingIOError:
+            return
+        except OSError:  # a terminal whose other side is gone
+            data = b""
+        if not data:
+            self.close()
+            return
+        kept = data[: max(0, self._limit - self._held)]
+        self._dropped += len(data) - len(kept)
+        if kept:
+            self._held += len(kept)
+            self._chunks.append(kept)
+            self._changed.set()
+        if self._dropped > _FLOOD_BYTES:
+            self._flood.set()
+
+
+class Input:
+    """The command's standard input. Writing waits while the command does not read."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, fd: int) -> None:
+        self._loop = loop
+        self._fd = fd
+        self._turn = asyncio.Lock()
+        if fd >= 0:
+            os.set_blocking(fd, False)
+
+    @dual
+    async def write(self, data: str | bytes) -> None:
+        """Writes all of `data`. Raises BrokenPipeError when the command no longer reads."""
+        view = memoryview(wire.encode(data))
+        async with self._turn:
+            while view:
+                if self._fd < 0:
+                    raise BrokenPipeError("the command's standard input is closed")
+                try:
+                    view = view[os.write(self._fd, view) :]
+                except BlockingIOError:
+                    await self._writable()
+
+    @dual
+    async def close(self) -> None:
+        """The command sees end of file. Idempotent."""
+        self.shut()
+
+    def shut(self) -> None:
+        """`close` for the loop's own thread."""
+        if self._fd >= 0:
+            self._loop.remove_writer(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+
+    async def _writable(self) -> None:
+        ready = self._loop.create_future()
+        self._loop.add_writer(self._fd, lambda: ready.done() or ready.set_result(None))
+        try:
+            await ready
+        finally:
+            if self._fd >= 0:
+                self._loop.remove_writer(self._fd)
+
+
+class Process:
+    """A command started by `Sandbox.exec`. Its output is read while it runs, whether anyone asks for it or not."""
+
+    def __init__(self, agent: Agent, stdout: int, stderr: int, stdin: int, *, text: bool, max_output: int, timeout_s: float | None) -> None:
+        loop = asyncio.get_running_loop()
+        self._agent = agent
+        self._loop = loop
+        self._flood = asyncio.Event()
+        self._started = loop.create_future()
+        self._exited = loop.create_future()
+        self._exited.add_done_callback(lambda future: future.cancelled() or future.exception())
+        self._started.add_done_callback(lambda future: future.cancelled() or future.exception())
+        self._timeout_s = timeout_s
+        self._watch: asyncio.Task[None] | None = None
+        self.stdout = Output(loop, stdout, max_output, text, self._flood)
+        self.stderr = Output(loop, stderr, max_output, text, self._flood)
+        self.stdin = Input(loop, stdin)
+        self.id = agent.listen(self)
+        self.returncode: int | None = None
+        """Exit code, or minus the signal's number; None while the command runs."""
+        self.usage: Usage | None = None
+        self.timed_out = False
+
+    @property
+    def signal(self) -> int | None:
+        """The signal that ended the command, if one did."""
+        return -self.returncode if self.returncode is not None and self.returncode < 0 else None
+
+    @property
+    def truncated(self) -> bool:
+        """Some output was dropped."""
+        return self.stdout.truncated or self.stderr.truncated
+
+    @dual
+    async def wait(self, timeout: float | None = None) -> int:
+        """Waits for the end and returns `returncode`. Raises ExecTimeout after `timeout` seconds (the command runs on), SandboxGone."""
+        try:
+            async with asyncio.timeout(timeout):
+                await asyncio.shield(self._exited)
+        except TimeoutError:
+            raise ExecTimeout(f"the command still runs after {timeout} s") from None
+        assert self.returncode is not None
+        return self.returncode
+
+    @dual
+    async def kill(self) -> None:
+        """Kills the command and everything it started, and waits until it is dead. Idempotent."""
+        await self._kill()
+
+    @dual
+    async def send_signal(self, number: int) -> None:
+        """Sends a signal to the command's process group."""
+        if self.returncode is None:
+            self._agent.send(wire.agent_request(wire.SIGNAL, self.id, first=int(signals.Signals(number))))
+
+    def on_exit(self, callback: Callable[[], None]) -> None:
+        """Calls back, on the sandbox loop, once the command has ended or its sandbox has."""
+        self._exited.add_done_callback(lambda _: callback())
+
+    async def begin(self) -> None:
+        """Waits until the command runs. Raises ExecFailed, SandboxGone."""
+        await asyncio.shield(self._started)
+        self._watch = self._loop.create_task(self._guard())
+
+    def reply(self, reply: wire.AgentReply, fd: int) -> bool:
+        """Listener: the agent's notices."""
+        if fd >= 0:
+            os.close(fd)
+        if reply.op == wire.STARTED and not self._started.done():
+            self._started.set_result(None)
+            return False
+        if reply.op != wire.EXIT or self.returncode is not None:
+            raise wire.Malformed(f"an unexpected notice of kind {reply.op}")
+        if reply.flags & wire.NOT_STARTED:
+            self._fail(exec_failed(reply.status))
+            return True
+        self.returncode = os.waitstatus_to_exitcode(reply.status) if reply.status >= 0 else -signals.SIGKILL
+        self.usage = usage_of(reply)
+        if not self._started.done():
+            self._started.set_result(None)
+        self._loop.create_task(self._finish())
+        return True
+
+    def gone(self, error: SandboxGone) -> None:
+        """Listener: the sandbox ended under the command; the output up to then is kept."""
+        self._fail(error)
+
+    def _fail(self, error: SandboxError) -> None:
+        for future in (self._started, self._exited):
+            if not future.done():
+                future.set_exception(error)
+        self.stdin.shut()
+        self.stdout.close()
+        self.stderr.close()
+
+    async def _finish(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_DRAIN_S):
+                await self.stdout.closed.wait()
+                await self.stderr.closed.wait()
+        self.stdin.shut()
+        self.stdout.close()
+        self.stderr.close()
+        if not self._exited.done():
+            self._exited.set_result(None)
+
+    async def _guard(self) -> None:
+        """Kills at the deadline or in a flood, whichever comes first."""
+        flood = self._loop.create_task(self._flood.wait())
+        done, _ = await asyncio.wait({flood, self._exited}, timeout=self._timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        flood.cancel()
+        if self._exited not in done:
+            self.timed_out = flood not in done
+            with contextlib.suppress(SandboxError):
+                await self._kill()
+
+    async def _kill(self) -> None:
+        if self.returncode is None:
+            self._agent.send(wire.agent_request(wire.KILL_TREE, self.id))
+        try:
+            async with asyncio.timeout(_KILL_PATIENCE_S):
+                await asyncio.shield(self._exited)
+        except TimeoutError:
+            raise ExecTimeout(f"the command could not be killed within {_KILL_PATIENCE_S:.0f} s; terminate its sandbox") from None
+
+
+class Capture:
+    """Listener of one captured command: its output comes with, or just before, the notice of its end."""
+
+    __slots__ = ("err", "future", "out")
+
+    def __init__(self, future: asyncio.Future[wire.AgentReply]) -> None:
+        self.future = future
+        self.out: list[bytes] = []
+        self.err: list[bytes] = []
+
+    def reply(self, reply: wire.AgentReply, fd: int) -> bool:
+        """Listener: a piece of output or the end."""
+        if fd >= 0:
+            os.close(fd)
+        if reply.op not in (wire.OUTPUT, wire.EXIT):
+            raise wire.Malformed(f"an unexpected notice of kind {reply.op}")
+        if reply.out_bytes:
+            self.out.append(reply.data[: reply.out_bytes])
+        if reply.err_bytes:
+            self.err.append(reply.data[reply.out_bytes :])
+        if reply.op == wire.OUTPUT:
+            return False
+        if not self.future.done():
+            self.future.set_result(reply)
+        return True
+
+    def gone(self, error: SandboxGone) -> None:
+        """Listener: the sandbox ended first."""
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+def usage_of(reply: wire.AgentReply) -> Usage:
+    """The account in an exit notice."""
+    return Usage(
+        user_s=reply.user_us / 1e6,
+        system_s=reply.system_us / 1e6,
+        max_rss_bytes=reply.max_rss_kib * 1024,
+        duration_s=reply.duration_us / 1e6,
+    )
+
+
+def exec_failed(number: int) -> ExecFailed:
+    """The error for a command that execve, chdir or fork refused."""
+    return ExecFailed(number, f"the command could not be started: {os.strerror(number)}")

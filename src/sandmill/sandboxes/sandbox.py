@@ -1,0 +1,520 @@
+"""A sandbox: somewhere to run commands that cannot reach anything else. In: a spec and files. Out: processes, results, file contents.
+
+Every method blocks when called and has an `.aio` form to await (dual.py). What comes out of a sandbox was written by whoever ran in
+it: bytes and names are data, never instructions, paths or text to trust.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import os
+import posixpath
+import secrets
+import stat
+import struct
+import termios
+from collections.abc import Mapping
+from decimal import Decimal
+from types import TracebackType
+from typing import IO, Any, Final, Self
+
+import msgspec
+
+from sandmill.errors import ConfigError, ExecFailed, IsolationUnavailable, SandboxCreateFailed, SandboxFileError, SandboxGone
+from sandmill.sandboxes.backends.native import wire
+from sandmill.sandboxes.backends.native.agent import Agent
+from sandmill.sandboxes.backends.native.node import USER_UID, Birth, Node, node
+from sandmill.sandboxes.dual import dual, dual_class
+from sandmill.sandboxes.lifetime import Lifetime
+from sandmill.sandboxes.process import PIPE, Capture, Completed, Process, exec_failed
+from sandmill.sandboxes.spec import Egress, EgressMode, SandboxSpec, check_env
+
+DEFAULT_MAX_OUTPUT: Final = 1 << 20
+"""Bytes of output kept per stream."""
+_LARGEST_MAX_OUTPUT: Final = 64 << 20
+_READY_S: Final = 30.0
+_KILL_PATIENCE_S: Final = 5.0
+_TIOCGPTPEER: Final = 0x5441
+_Three = tuple[int, int, int]
+_BASE_ENV: Final = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", "TERM": "dumb"}
+_USERS: Final = {"user": (USER_UID, {"HOME": "/home/user", "USER": "user"}), "root": (0, {"HOME": "/root", "USER": "root"})}
+
+
+class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of a folder. `name` may hold surrogates where the sandbox wrote bytes that are no UTF-8."""
+
+    name: str
+    kind: str
+    """`file`, `folder`, `link` or `other`."""
+    size_bytes: int
+
+
+class Sandbox:
+    """A live sandbox. Made by `Sandbox.create` or `Sandbox.from_spec`, ended by `terminate`, a `with` block, or its limits."""
+
+    def __init__(self, spec: SandboxSpec, owner: Node, *, name: str | None, labels: Mapping[str, str] | None) -> None:
+        self.id = f"sb-{secrets.token_hex(6)}"
+        self.name = name or self.id
+        """Opaque: any string; never used as a path."""
+        self.labels = dict(labels or {})
+        self.spec = spec
+        self.lifetime = Lifetime(spec, asyncio.get_running_loop())
+        self._node = owner
+        self._birth: Birth | None = None
+        self._agent: Agent | None = None
+        self._gone: SandboxGone | None = None
+        self._ending: asyncio.Task[None] | None = None
+        self._env = {user: _env_block(_BASE_ENV | extra | dict(spec.env)) for user, (_, extra) in _USERS.items()}
+        self._workdir = wire.encode(spec.workdir)
+
+    @dual_class
+    async def create(
+        cls: type[Sandbox],
+        *,
+        cpu: float | str = 1,
+        memory: int | str = "2Gi",
+        disk: int | str = "1Gi",
+        timeout: float | str = "24h",
+        idle_timeout: float | str = "5m",
+        max_cost: int | float | str | Decimal | None = None,
+        price_per_hour: int | float | str | Decimal | None = None,
+        network: Egress | None = None,
+        env: Mapping[str, str] | None = None,
+        workdir: str = "/workspace",
+        image: str | None = None,
+        name: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        files: Mapping[str, bytes] | None = None,
+    ) -> Sandbox:
+        """Creates a sandbox. `files` are written before it is handed out, by path relative to `workdir`.
+
+        Sizes are bytes or quantities (`"512Mi"`), durations seconds or Go durations (`"5m"`), costs dollars. Raises ConfigError,
+        IsolationUnavailable (this machine cannot; nothing was started), SandboxCreateFailed (nothing is left behind).
+        """
+        spec = SandboxSpec.of(
+            cpu=cpu,
+            memory=memory,
+            disk=disk,
+            timeout=timeout,
+            idle_timeout=idle_timeout,
+            max_cost=max_cost,
+            price_per_hour=price_per_hour,
+            network=network,
+            env=env,
+            workdir=workdir,
+            image=image,
+        )
+        return await _create(cls, spec, files, name, labels)
+
+    @dual_class
+    async def from_spec(
+        cls: type[Sandbox],
+        spec: SandboxSpec,
+        *,
+        files: Mapping[str, bytes] | None = None,
+        name: str | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> Sandbox:
+        """`create` from a resolved spec."""
+        return await _create(cls, spec, files, name, labels)
+
+    @property
+    def alive(self) -> bool:
+        """False once it has ended for whatever reason."""
+        return self._gone is None
+
+    @property
+    def gone_reason(self) -> str | None:
+        """Why it ended, None while it lives."""
+        return None if self._gone is None else self._gone.reason
+
+    @dual
+    async def exec(
+        self,
+        *argv: str | bytes,
+        env: Mapping[str, str] | None = None,
+        workdir: str | None = None,
+        user: str = "user",
+        timeout: float | None = None,
+        stdin: bytes | str | None = None,
+        text: bool = True,
+        tty: bool = False,
+        max_output: int = DEFAULT_MAX_OUTPUT,
+    ) -> Process:
+        """Starts a command and returns while it runs. `stdin`: None (closed), bytes to feed, or PIPE. Raises ExecFailed, SandboxGone."""
+        agent = self._live()
+        feed = stdin if isinstance(stdin, bytes) else None
+        ours, theirs = await self._terminal(user) if tty else _pipes(stdin is not None)
+        process = Process(agent, ours[1], ours[2], ours[0], text=text, max_output=max_output, timeout_s=timeout)
+        message = self._command(wire.EXEC_TTY if tty else 0, process.id, argv, env, workdir, user, fds=theirs)
+        agent.send(message, close=tuple(set(theirs)))
+        self.lifetime.enter()
+        process.on_exit(self.lifetime.leave)
+        await process.begin()
+        if feed is not None:
+            asyncio.get_running_loop().create_task(_feed(process, feed))
+        return process
+
+    @dual
+    async def run(
+        self,
+        *argv: str | bytes,
+        env: Mapping[str, str] | None = None,
+        workdir: str | None = None,
+        user: str = "user",
+        timeout: float | None = None,
+        stdin: bytes = b"",
+        max_output: int = DEFAULT_MAX_OUTPUT,
+        merge_stderr: bool = False,
+    ) -> Completed:
+        """Runs a command to its end. At most `max_output` bytes of each stream are kept (at the source); the rest is dropped with a flag.
+
+        After `timeout` seconds the command's whole process tree is killed and what it wrote is returned. Raises ExecFailed
+        (nothing ran), SandboxGone.
+        """
+        agent, loop = self._live(), asyncio.get_running_loop()
+        capture = Capture(loop.create_future())
+        id = agent.listen(capture)
+        flags = wire.EXEC_CAPTURE | (wire.EXEC_MERGE if merge_stderr else 0)
+        agent.send(self._command(flags, id, argv, env, workdir, user, stdin=stdin, max_output=max_output))
+        self.lifetime.enter()
+        deadline = None if timeout is None else loop.call_later(timeout, self._expire, id, capture)
+        started = loop.time()
+        try:
+            reply = await asyncio.shield(capture.future)
+        except asyncio.CancelledError:
+            agent.send(wire.agent_request(wire.KILL_TREE, id))
+            raise
+        finally:
+            if deadline is not None:
+                deadline.cancel()
+            self.lifetime.leave()
+        if reply.flags & wire.NOT_STARTED:
+            raise exec_failed(reply.status)
+        timed_out = timeout is not None and loop.time() - started >= timeout and os.WIFSIGNALED(reply.status)
+        return _completed(reply, capture, timed_out, self.lifetime.stopping)
+
+    @dual
+    async def open(self, path: str, mode: str = "r", *, user: str = "user", encoding: str = "utf-8") -> IO[Any]:
+        """Opens a file inside the sandbox, with `user`'s rights, as an ordinary Python file: modes r, w, a, x, with b and +.
+
+        Missing parent folders are made when writing. Raises SandboxFileError; anything but a regular file is refused.
+        """
+        flags, binary = _open_flags(mode)
+        fd = await self._open(path, flags, user)
+        os.set_blocking(fd, True)
+        return os.fdopen(fd, mode.replace("x", "w"), encoding=None if binary else encoding, errors=None if binary else "replace")
+
+    @dual
+    async def read(self, path: str, *, user: str = "user", max_bytes: int | None = None) -> bytes:
+        """A file's contents. Raises SandboxFileError, also when it is longer than `max_bytes`."""
+        fd = await self._open(path, os.O_RDONLY, user)
+        with os.fdopen(fd, "rb") as file:
+            data = file.read(-1 if max_bytes is None else max_bytes + 1)
+        if max_bytes is not None and len(data) > max_bytes:
+            raise SandboxFileError(errno.EFBIG, f"{path} is longer than {max_bytes} bytes")
+        return data
+
+    @dual
+    async def write(self, path: str, data: bytes | str, *, user: str = "user") -> None:
+        """Writes one file, making missing parent folders."""
+        await self._write({path: wire.encode(data)}, user)
+
+    @dual
+    async def write_files(self, files: Mapping[str, bytes], *, user: str = "user") -> None:
+        """Writes many files in one round trip, making missing parent folders. Raises SandboxFileError naming the first that failed."""
+        await self._write(files, user)
+
+    @dual
+    async def list(self, path: str = ".", *, user: str = "user") -> list[FileEntry]:
+        """A folder's entries, sorted by name."""
+        fd = await self._open(path, os.O_RDONLY | os.O_DIRECTORY, user)
+        try:
+            with os.scandir(fd) as entries:
+                return sorted((_entry(entry) for entry in entries), key=lambda entry: entry.name)
+        finally:
+            os.close(fd)
+
+    @dual
+    async def mkdir(self, path: str, *, user: str = "user") -> None:
+        """Makes a folder and its missing parents. Raises SandboxFileError when it exists."""
+        await self._path_request(wire.MKDIR, path, user, second=0o755)
+
+    @dual
+    async def remove(self, path: str, *, recursive: bool = False, user: str = "user") -> None:
+        """Removes a file or an empty folder; with `recursive`, a folder and everything in it."""
+        await self._path_request(wire.REMOVE, path, user, flags=wire.REMOVE_TREE if recursive else 0)
+
+    @dual
+    async def kill_processes(self) -> None:
+        """Kills every process in the sandbox, background ones included, and returns when all are dead. Its files stay readable."""
+        await self._live().ask(wire.KILL_ALL)
+
+    @dual
+    async def ping(self) -> None:
+        """Asks the sandbox for a sign of life. Raises SandboxGone."""
+        await self._live().ask(wire.PING)
+
+    @dual
+    async def terminate(self) -> None:
+        """Ends the sandbox; returns when no process, mount, control group or file of it is left. Idempotent, safe while cancelled."""
+        await self.stop("terminated")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.terminate()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.terminate.aio()
+
+    def __repr__(self) -> str:
+        return f"<Sandbox {self.id} {'alive' if self.alive else self.gone_reason!r}>"
+
+    async def stop(self, reason: str, *, gently: bool = False) -> None:
+        """Ends it for `reason`. `gently`: running commands are killed first and their output is kept. On the sandbox loop."""
+        if self._ending is None:
+            self._ending = asyncio.get_running_loop().create_task(self._end(reason, gently))
+        await asyncio.shield(self._ending)
+
+    def hand_out(self, name: str | None, labels: Mapping[str, str] | None) -> None:
+        """Leaves its pool: named, and from now on it ages. On the sandbox loop."""
+        self.name, self.labels = name or self.id, dict(labels or {})
+        self.lifetime.start(self)
+
+    async def begin(self, files: bytes) -> None:
+        """Comes to life. On the sandbox loop, once."""
+        self._birth = birth = await self._node.create(self.spec, files)
+        self._agent = agent = Agent(birth.agent, self._lost)
+        ready = agent.expect_ready()
+        try:
+            async with asyncio.timeout(_READY_S):
+                reply, _ = await ready
+        except (TimeoutError, SandboxGone) as error:
+            raise SandboxCreateFailed(f"a new sandbox did not come up: {error or 'no answer'}") from error
+        if reply.status and reply.flags & wire.NOT_STARTED:
+            raise _creation_failed(reply)
+        if reply.status:
+            raise _file_error(reply.status, reply.data.decode("utf-8", "replace"))
+        self.lifetime.start(self)
+
+    async def _end(self, reason: str, gently: bool) -> None:
+        self.lifetime.stop(reason)
+        if gently and self._agent is not None and self._gone is None:
+            with contextlib.suppress(TimeoutError, SandboxGone):
+                async with asyncio.timeout(1.0):
+                    await self._agent.ask(wire.KILL_ALL)
+                    await asyncio.sleep(0)
+        first = self._gone is None
+        self._gone = self._gone or SandboxGone(self.name, reason)
+        account = None if self._birth is None else await self._node.destroy(self._birth.slot)
+        if not first and account is not None and account.oom_kills:
+            self._gone = SandboxGone(self.name, "its init was killed for lack of memory")
+        if self._agent is not None:
+            self._agent.close(self._gone)
+
+    def _lost(self, why: str) -> None:
+        """The agent's end of the conversation closed without our asking."""
+        if self._gone is None:
+            self._gone = SandboxGone(self.name, why or ("its init process died" if self._node.alive else "the sandbox warden died"))
+        if self._ending is None:
+            self._ending = asyncio.get_running_loop().create_task(self._end(self._gone.reason, False))
+
+    def _live(self) -> Agent:
+        if self._gone is not None:
+            raise SandboxGone(self._gone.sandbox, self._gone.reason)
+        assert self._agent is not None
+        self.lifetime.touch()
+        return self._agent
+
+    def _expire(self, id: int, capture: Capture) -> None:
+        """A command's deadline. If even the kill has no effect, the sandbox ends."""
+        if self._agent is not None and self._gone is None:
+            self._agent.send(wire.agent_request(wire.KILL_TREE, id))
+            asyncio.get_running_loop().call_later(_KILL_PATIENCE_S, self._give_up, capture)
+
+    def _give_up(self, capture: Capture) -> None:
+        if not capture.future.done():
+            asyncio.get_running_loop().create_task(self.stop("a command could not be killed"))
+
+    def _identity(self, user: str) -> int:
+        if user not in _USERS:
+            raise ConfigError(f"user must be 'user' or 'root' (inside the sandbox), not {user!r}", field="user")
+        if user == "root" and self._node.rootless:
+            raise ExecFailed(errno.EPERM, "there is no in-sandbox root when Sandmill itself runs without root")
+        return _USERS[user][0]
+
+    def _command(
+        self,
+        flags: int,
+        id: int,
+        argv: tuple[str | bytes, ...],
+        env: Mapping[str, str] | None,
+        workdir: str | None,
+        user: str,
+        *,
+        stdin: bytes = b"",
+        max_output: int = 0,
+        fds: tuple[int, ...] = (),
+    ) -> wire.Message:
+        uid = self._identity(user)
+        words = [wire.encode(word) for word in argv]
+        if not words or any(b"\0" in word for word in words):
+            raise ExecFailed(errno.EINVAL, "a command needs a program, and no argument may contain NUL")
+        block, count = self._env[user]
+        if env:
+            for name, value in env.items():
+                check_env(name, value)
+            block, count = _env_block(_BASE_ENV | _USERS[user][1] | dict(self.spec.env) | dict(env))
+        if workdir is None:
+            cwd, flags = self._workdir, flags | wire.EXEC_HOME
+        else:
+            cwd = self._path(workdir)
+        payload = wire.command_payload(cwd, words, block, stdin)
+        return wire.agent_request(
+            wire.EXEC,
+            id,
+            payload,
+            flags=flags,
+            uid=uid,
+            first=len(words),
+            second=count,
+            stdin_bytes=len(stdin),
+            max_output=max(1, min(max_output, _LARGEST_MAX_OUTPUT)),
+            fds=fds,
+        )
+
+    def _path(self, path: str) -> bytes:
+        """Absolute, as the sandbox sees it. Links are the sandbox's business: they are followed inside it, by its own user."""
+        name = wire.encode(posixpath.join(self.spec.workdir, path))
+        if b"\0" in name:
+            raise SandboxFileError(errno.EINVAL, "a path may not contain NUL", path)
+        return name
+
+    async def _path_request(self, op: int, path: str, user: str, *, flags: int = 0, first: int = 0, second: int = 0) -> int:
+        reply, fd = await self._live().ask(op, self._path(path) + b"\0", flags=flags, uid=self._identity(user), first=first, second=second)
+        if reply.status:
+            raise _file_error(reply.status, path)
+        return fd
+
+    async def _open(self, path: str, flags: int, user: str) -> int:
+        """A descriptor of a regular file, or of a folder when asked for."""
+        parents = wire.OPEN_PARENTS if flags & os.O_CREAT else 0
+        fd = await self._path_request(wire.OPEN, path, user, flags=parents, first=flags, second=0o644)
+        if fd < 0:
+            raise SandboxFileError(errno.EIO, "the sandbox handed back no descriptor", path)
+        kind = os.fstat(fd).st_mode
+        if not (stat.S_ISDIR(kind) if flags & os.O_DIRECTORY else stat.S_ISREG(kind)):
+            os.close(fd)
+            raise _file_error(errno.EISDIR if stat.S_ISDIR(kind) else errno.EINVAL, path)
+        return fd
+
+    async def _write(self, files: Mapping[str, bytes], user: str) -> None:
+        payload = place(files, self.spec.workdir)
+        reply, _ = await self._live().ask(wire.WRITE, payload, uid=self._identity(user))
+        if reply.status:
+            raise _file_error(reply.status, reply.data.decode("utf-8", "replace"))
+
+    async def _terminal(self, user: str) -> tuple[_Three, _Three]:
+        """A pseudo-terminal of the sandbox's own devpts: our end, and three of the command's."""
+        master = await self._path_request(wire.OPEN, "/dev/ptmx", user, first=os.O_RDWR | os.O_NOCTTY)
+        try:
+            fcntl.ioctl(master, termios.TIOCSPTLCK, struct.pack("i", 0))
+            end = fcntl.ioctl(master, _TIOCGPTPEER, os.O_RDWR | os.O_NOCTTY)
+            return (os.dup(master), master, -1), (end, end, end)
+        except BaseException:
+            os.close(master)
+            raise
+
+
+async def _create(
+    cls: type[Sandbox], spec: SandboxSpec, files: Mapping[str, bytes] | None, name: str | None, labels: Mapping[str, str] | None
+) -> Sandbox:
+    if spec.network.mode is not EgressMode.DENY:
+        raise IsolationUnavailable("this backend gives sandboxes no network at all; use Egress.deny() (nothing was started)")
+    payload = place(files or {}, spec.workdir)
+    owner = await node()
+    async with owner.creations:
+        sandbox = cls(spec, owner, name=name, labels=labels)
+        try:
+            await sandbox.begin(payload)
+        except BaseException:
+            await sandbox.stop("creation failed")
+            raise
+    return sandbox
+
+
+def place(files: Mapping[str, bytes], workdir: str) -> bytes:
+    """Files by path relative to `workdir`, as a batch. Raises SandboxFileError for a path no file can have."""
+    try:
+        return wire.batch({posixpath.join(workdir, path): data for path, data in files.items()})
+    except OSError as error:
+        raise SandboxFileError(error.errno, error.strerror, error.filename) from None
+
+
+def _completed(reply: wire.AgentReply, capture: Capture, timed_out: bool, stopping: str | None) -> Completed:
+    signalled = os.WIFSIGNALED(reply.status)
+    return Completed(
+        exit_code=None if timed_out or signalled else os.WEXITSTATUS(reply.status),
+        signal=os.WTERMSIG(reply.status) if signalled else None,
+        stdout=b"".join(capture.out),
+        stderr=b"".join(capture.err),
+        truncated=bool(reply.flags & wire.OUTPUT_TRUNCATED),
+        timed_out=timed_out,
+        duration_s=reply.duration_us / 1e6,
+        gone=stopping,
+    )
+
+
+def _env_block(variables: Mapping[str, str]) -> tuple[bytes, int]:
+    return b"".join(wire.encode(f"{name}={value}") + b"\0" for name, value in variables.items()), len(variables)
+
+
+def _file_error(number: int, path: str) -> SandboxFileError:
+    return SandboxFileError(number, f"in the sandbox: {os.strerror(number)}", path)
+
+
+def _creation_failed(reply: wire.AgentReply) -> SandboxCreateFailed:
+    stage = reply.data.decode("utf-8", "replace")
+    return SandboxCreateFailed(reply.status, f"could not create a sandbox: {stage}: {os.strerror(reply.status)}")
+
+
+def _entry(entry: os.DirEntry[str]) -> FileEntry:
+    info = entry.stat(follow_symlinks=False)
+    kinds = ((stat.S_ISREG, "file"), (stat.S_ISDIR, "folder"), (stat.S_ISLNK, "link"))
+    return FileEntry(name=entry.name, kind=next((kind for test, kind in kinds if test(info.st_mode)), "other"), size_bytes=info.st_size)
+
+
+def _open_flags(mode: str) -> tuple[int, bool]:
+    kinds = {"r": 0, "w": os.O_CREAT | os.O_TRUNC, "a": os.O_CREAT | os.O_APPEND, "x": os.O_CREAT | os.O_EXCL}
+    letters = sorted(mode)
+    kind = [letter for letter in letters if letter in kinds]
+    if len(kind) != 1 or len(set(letters)) != len(letters) or set(letters) - set("rwaxbt+") or {"b", "t"} <= set(letters):
+        raise ValueError(f"no such file mode: {mode!r}")
+    access = os.O_RDWR if "+" in letters else os.O_RDONLY if kind == ["r"] else os.O_WRONLY
+    return access | kinds[kind[0]], "b" in letters
+
+
+def _pipes(with_stdin: bool) -> tuple[_Three, _Three]:
+    """Descriptors for (stdin, stdout, stderr): ours, and the command's."""
+    out, err = os.pipe(), os.pipe()
+    if not with_stdin:
+        return (-1, out[0], err[0]), (os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC), out[1], err[1])
+    into = os.pipe()
+    return (into[1], out[0], err[0]), (into[0], out[1], err[1])
+
+
+async def _feed(process: Process, data: bytes) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        await process.stdin.write.aio(data)
+    await process.stdin.close.aio()
+
+
+__all__ = ["DEFAULT_MAX_OUTPUT", "PIPE", "FileEntry", "Sandbox"]
