@@ -29,9 +29,12 @@ Json = Annotated[bool, typer.Option("--json", help="JSON on stdout and nothing e
 
 def _show_version(asked: bool) -> None:
     if asked:
-        from importlib.metadata import version
+        from importlib.metadata import PackageNotFoundError, version
 
-        typer.echo(f"sandmill {version('sandmill')}")
+        try:
+            typer.echo(f"sandmill {version('sandmill')}")
+        except PackageNotFoundError:
+            typer.echo("sandmill, not installed (running from its source folder)")
         raise typer.Exit
 
 

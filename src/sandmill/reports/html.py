@@ -16,9 +16,8 @@ import tempfile
 from importlib import resources
 from pathlib import Path
 
-from rich.console import Console
-
 from sandmill.errors import DiskFull, RunError
+from sandmill.reports.console import PlainConsole
 from sandmill.reports.excerpt import make_excerpt
 from sandmill.reports.inert import inert, inert_html, script_json
 from sandmill.reports.metrics import RunRecord, read_episodes
@@ -65,10 +64,9 @@ def render_report(record: RunRecord, target: Path) -> str:
 
 
 def _summary(record: RunRecord, target: Path) -> str:
-    console = Console(file=io.StringIO(), width=160, color_system=None, markup=False, highlight=False, emoji=False, soft_wrap=True)
-    print_summary(record, report=target, console=console)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+    text = io.StringIO()
+    print_summary(record, report=target, console=PlainConsole(text))
+    return text.getvalue()
 
 
 def _asset(name: str) -> str:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from sandmill.reports.breakdown import STEP_LABELS, shares, total_seconds
+from sandmill.reports.console import PlainConsole
 from sandmill.reports.inert import inert
 from sandmill.reports.intervals import evaluation_interval, paired_difference
 from sandmill.reports.metrics import RunRecord, comparisons
@@ -104,7 +105,7 @@ def split_summaries(record: RunRecord) -> tuple[SplitSummary, ...]:
 
 def print_summary(record: RunRecord, *, report: Path, console: Console | None = None) -> None:
     """Prints the table of splits and a few lines of figures."""
-    console = console or Console(markup=False, highlight=False, emoji=False, soft_wrap=True)
+    console = console or PlainConsole()
     summary = summarise(record, report=report)
     if comparisons(record):
         console.print(Text("held-out pass rate, 95 % intervals", style="bold"))

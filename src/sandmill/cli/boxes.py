@@ -1,0 +1,78 @@
+"""`sandmill sandbox ...`: the options of its four commands; their bodies are imported when they run."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    help="Runs commands in isolated sandboxes on this machine.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Cpu = Annotated[str, typer.Option("--cpu", metavar="CORES", help='Cores, such as "1" or "500m".')]
+Memory = Annotated[str, typer.Option("--memory", metavar="SIZE", help="Memory limit.")]
+Disk = Annotated[str, typer.Option("--disk", metavar="SIZE", help="Limit of everything it writes.")]
+Env = Annotated[list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="An environment variable; may be repeated.")]
+Workdir = Annotated[str, typer.Option("--workdir", metavar="PATH", help="Where the command starts.")]
+Files = Annotated[list[str] | None, typer.Option("--file", metavar="HOST:BOX", help="Copies a file in; may be repeated.")]
+User = Annotated[str | None, typer.Option("--user", metavar="NAME", help="Who runs it: user (default) or root of the sandbox.")]
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def run(
+    command: Annotated[list[str], typer.Argument(metavar="-- CMD...", help="The command and its arguments.")],
+    cpu: Cpu = "1",
+    memory: Memory = "2Gi",
+    disk: Disk = "1Gi",
+    timeout: Annotated[str | None, typer.Option("--timeout", metavar="TIME", help="Kills the command after so long.")] = None,
+    env: Env = None,
+    workdir: Workdir = "/workspace",
+    file: Files = None,
+    user: User = None,
+) -> None:
+    """Runs one command in a fresh sandbox; its output and exit code are this command's."""
+    from sandmill.cli import box
+
+    wanted = box.Wanted.of(cpu=cpu, memory=memory, disk=disk, env=env or [], workdir=workdir, files=file or [], user=user)
+    raise typer.Exit(box.run(command, wanted, timeout=timeout))
+
+
+@app.command()
+def shell(
+    cpu: Cpu = "1",
+    memory: Memory = "2Gi",
+    disk: Disk = "1Gi",
+    env: Env = None,
+    workdir: Workdir = "/workspace",
+    file: Files = None,
+    user: User = None,
+) -> None:
+    """Opens an interactive shell in a fresh sandbox."""
+    from sandmill.cli import box_shell
+    from sandmill.cli.box import Wanted
+
+    wanted = Wanted.of(cpu=cpu, memory=memory, disk=disk, env=env or [], workdir=workdir, files=file or [], user=user)
+    raise typer.Exit(box_shell.shell(wanted))
+
+
+@app.command(name="ls")
+def list_(as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout and nothing else.")] = False) -> None:
+    """Lists the sandboxes alive on this machine."""
+    from sandmill.cli import box
+
+    raise typer.Exit(box.list_boxes(as_json=as_json))
+
+
+@app.command()
+def stop(
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME...", help="Which sandboxes.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
+) -> None:
+    """Stops sandboxes."""
+    from sandmill.cli import box
+
+    raise typer.Exit(box.stop(names or [], every=every))
