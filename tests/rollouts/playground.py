@@ -1,0 +1,87 @@
+"""A real arena for tests: real sandboxes, the real shell environment and line dialogue, and a scripted model as the policy."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from sandmill.config.manifest import EnvironmentSection
+from sandmill.environments.builtin.shell import ShellEnvironment, vocabulary
+from sandmill.environments.grading import GraderHealth
+from sandmill.environments.task import Task
+from sandmill.models.engines.scripted import ScriptedModel
+from sandmill.models.line_dialogue import LineDialogue
+from sandmill.models.model import Sampling
+from sandmill.models.tiny import word_tokenizer
+from sandmill.rollouts.arena import Arena, Limits, SandboxSource
+from sandmill.sandboxes import SandboxSpec, loop
+
+R = TypeVar("R")
+EXTRA = ("sleep", "5", "true", "false", "printf", "echo", "kill", "-9", "-1", "yes", "exit", "'\\xf0\\x9f'", "'\\033[31mred\\0'", "hello", "|")
+TOKENIZER = word_tokenizer(tuple(dict.fromkeys(("<pad>", "<eos>", "<unk>", "\n", "Q:", "$", "=", ";", "none", "error", *vocabulary(), *EXTRA))))
+DIALOGUE = LineDialogue(TOKENIZER, context_length=512)
+Script = Callable[[Task, int], str]
+"""(task, turn) -> the line the policy writes, without its newline."""
+
+
+def ids(line: str) -> list[int]:
+    """A line and the newline that ends it."""
+    return [*TOKENIZER.encode(line, add_special_tokens=False), *TOKENIZER.encode("\n", add_special_tokens=False)]
+
+
+def environment(*families: str) -> ShellEnvironment:
+    options = {"families": list(families)} if families else {}
+    return ShellEnvironment(EnvironmentSection(name="shell@1.0.0", train_tasks=24, held_out_tasks=24, options=options))
+
+
+def solver(env: ShellEnvironment) -> Script:
+    """The reference policy: the reference commands, then the expected answer."""
+
+    def line(task: Task, turn: int) -> str:
+        commands = env.solution(task)
+        return f"$ {commands[turn]}" if turn < len(commands) else f"= {env.expected_answer(task)}"
+
+    return line
+
+
+def play(turns: Sequence[str]) -> Script:
+    """The same lines for every task."""
+    return lambda _task, turn: turns[turn % len(turns)]
+
+
+@asynccontextmanager
+async def arena(env: Any, script: Script, *, max_sandboxes: int = 8, max_in_flight: int = 64, **limits: Any) -> Any:
+    """An arena whose policy writes what `script` says for the task whose prompt it was given."""
+    by_prompt = {DIALOGUE.open(task.prompt): task for split in env.splits.values() for task in split}
+    opened: dict[int, Task] = {}
+
+    def replies(seed: int, turn: int, context: tuple[int, ...]) -> list[int]:
+        if turn == 0:
+            opened[seed] = by_prompt[context]
+        return ids(script(opened[seed], turn))
+
+    source = SandboxSource(SandboxSpec(memory_bytes=64 << 20, disk_bytes=8 << 20), capacity=max_sandboxes, ready=2)
+    settings = {"max_turns": 4, "max_completion_length": 32, "command_timeout_s": 5.0, "max_observation": 500, **limits}
+    try:
+        yield Arena(
+            environment=env,
+            model=ScriptedModel(replies),
+            dialogue=DIALOGUE,
+            sandboxes=source,
+            limits=Limits(**settings),
+            max_in_flight=max_in_flight,
+            seed=7,
+            health=GraderHealth(),
+        )
+    finally:
+        await source.close()
+
+
+def run(work: Coroutine[Any, Any, R]) -> R:
+    """Runs on the sandbox loop, with a deadline."""
+    return asyncio.run_coroutine_threadsafe(asyncio.wait_for(work, 60), loop()).result()
+
+
+SAMPLING = Sampling(max_new_tokens=32, stop_ids=DIALOGUE.stop_ids)
