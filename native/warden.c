@@ -165,6 +165,13 @@ static void raise_descriptor_limit(void) { /* a pidfd per sandbox */
     setrlimit(RLIMIT_NOFILE, &limit);
 }
 
+/* Every sandbox's /proc/1/cmdline shows this memory: no path of the host may stay in it. */
+static void hide_arguments(int argc, char **argv) {
+    size_t bytes = (size_t)(argv[argc - 1] + strlen(argv[argc - 1]) - argv[0]);
+    memset(argv[0], 0, bytes);
+    snprintf(argv[0], bytes, "sandmill");
+}
+
 int main(int argc, char **argv) {
     if (argc < 5) return fprintf(stderr, "the warden is started by sandmill, not by hand\n"), 2;
     node.control = atoi(argv[1]);
@@ -173,6 +180,7 @@ int main(int argc, char **argv) {
     node.rootless = geteuid() != 0;
     node.cgroup_version = atoi(argv[4]);
     for (int i = 5; i < argc && node.cgroup_count < 3; i++) node.cgroup_roots[node.cgroup_count++] = atoi(argv[i]);
+    hide_arguments(argc, argv);
     raise_descriptor_limit();
     signal(SIGPIPE, SIG_IGN);
     sigset_t set;

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from sandmill.sandboxes.dual import block_on, loop
 from sandmill.sandboxes.pool import Pool
+from sandmill.sandboxes.probing import Finding, Probe, probe
 from sandmill.sandboxes.process import PIPE, Completed, Process, Usage
+from sandmill.sandboxes.registry import SandboxRecord, list_sandboxes, stop_sandbox
 from sandmill.sandboxes.sandbox import FileEntry, Sandbox
 from sandmill.sandboxes.spec import Egress, SandboxSpec
 
@@ -13,11 +15,17 @@ __all__ = [
     "Completed",
     "Egress",
     "FileEntry",
+    "Finding",
     "Pool",
+    "Probe",
     "Process",
     "Sandbox",
+    "SandboxRecord",
     "SandboxSpec",
     "Usage",
     "block_on",
+    "list_sandboxes",
     "loop",
+    "probe",
+    "stop_sandbox",
 ]

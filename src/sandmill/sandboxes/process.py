@@ -187,7 +187,7 @@ class Input:
 
     async def _writable(self) -> None:
         ready = self._loop.create_future()
-        self._loop.add_writer(self._fd, lambda: ready.done() or ready.set_result(None))
+        self._loop.add_writer(self._fd, _settle, ready)
         try:
             await ready
         finally:
@@ -351,6 +351,11 @@ class Capture:
         """Listener: the sandbox ended first."""
         if not self.future.done():
             self.future.set_exception(error)
+
+
+def _settle(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)
 
 
 def usage_of(reply: wire.AgentReply) -> Usage:

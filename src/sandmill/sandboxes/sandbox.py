@@ -15,7 +15,6 @@ import posixpath
 import secrets
 import stat
 import struct
-import termios
 from collections.abc import Mapping
 from decimal import Decimal
 from types import TracebackType
@@ -30,6 +29,7 @@ from sandmill.sandboxes.backends.native.node import USER_UID, Birth, Node, node
 from sandmill.sandboxes.dual import dual, dual_class
 from sandmill.sandboxes.lifetime import Lifetime
 from sandmill.sandboxes.process import PIPE, Capture, Completed, Process, exec_failed
+from sandmill.sandboxes.registry import SandboxRecord
 from sandmill.sandboxes.spec import Egress, EgressMode, SandboxSpec, check_env
 
 DEFAULT_MAX_OUTPUT: Final = 1 << 20
@@ -37,6 +37,7 @@ DEFAULT_MAX_OUTPUT: Final = 1 << 20
 _LARGEST_MAX_OUTPUT: Final = 64 << 20
 _READY_S: Final = 30.0
 _KILL_PATIENCE_S: Final = 5.0
+_TIOCSPTLCK: Final = 0x40045431
 _TIOCGPTPEER: Final = 0x5441
 _Three = tuple[int, int, int]
 _BASE_ENV: Final = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", "TERM": "dumb"}
@@ -55,11 +56,11 @@ class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
 class Sandbox:
     """A live sandbox. Made by `Sandbox.create` or `Sandbox.from_spec`, ended by `terminate`, a `with` block, or its limits."""
 
-    def __init__(self, spec: SandboxSpec, owner: Node, *, name: str | None, labels: Mapping[str, str] | None) -> None:
+    def __init__(self, spec: SandboxSpec, owner: Node) -> None:
         self.id = f"sb-{secrets.token_hex(6)}"
-        self.name = name or self.id
+        self.name = self.id
         """Opaque: any string; never used as a path."""
-        self.labels = dict(labels or {})
+        self.labels: Mapping[str, str] = {}
         self.spec = spec
         self.lifetime = Lifetime(spec, asyncio.get_running_loop())
         self._node = owner
@@ -72,7 +73,7 @@ class Sandbox:
 
     @dual_class
     async def create(
-        cls: type[Sandbox],
+        cls: type[Sandbox],  # noqa: N805 - a class comes first here
         *,
         cpu: float | str = 1,
         memory: int | str = "2Gi",
@@ -111,7 +112,7 @@ class Sandbox:
 
     @dual_class
     async def from_spec(
-        cls: type[Sandbox],
+        cls: type[Sandbox],  # noqa: N805 - a class comes first here
         spec: SandboxSpec,
         *,
         files: Mapping[str, bytes] | None = None,
@@ -287,7 +288,22 @@ class Sandbox:
     def hand_out(self, name: str | None, labels: Mapping[str, str] | None) -> None:
         """Leaves its pool: named, and from now on it ages. On the sandbox loop."""
         self.name, self.labels = name or self.id, dict(labels or {})
+        self._node.registry.add(self.id, self)
         self.lifetime.start(self)
+
+    def record(self) -> SandboxRecord:
+        """How it is listed."""
+        return SandboxRecord(
+            id=self.id,
+            name=self.name,
+            labels=self.labels,
+            owner_pid=os.getpid(),
+            age_s=self.lifetime.age_s,
+            cpu=self.spec.cpu,
+            memory_bytes=self.spec.memory_bytes,
+            disk_bytes=self.spec.disk_bytes,
+            workdir=self.spec.workdir,
+        )
 
     async def begin(self, files: bytes) -> None:
         """Comes to life. On the sandbox loop, once."""
@@ -303,7 +319,6 @@ class Sandbox:
             raise _creation_failed(reply)
         if reply.status:
             raise _file_error(reply.status, reply.data.decode("utf-8", "replace"))
-        self.lifetime.start(self)
 
     async def _end(self, reason: str, gently: bool) -> None:
         self.lifetime.stop(reason)
@@ -319,6 +334,7 @@ class Sandbox:
             self._gone = SandboxGone(self.name, "its init was killed for lack of memory")
         if self._agent is not None:
             self._agent.close(self._gone)
+        self._node.registry.remove(self.id)
 
     def _lost(self, why: str) -> None:
         """The agent's end of the conversation closed without our asking."""
@@ -426,7 +442,7 @@ class Sandbox:
         """A pseudo-terminal of the sandbox's own devpts: our end, and three of the command's."""
         master = await self._path_request(wire.OPEN, "/dev/ptmx", user, first=os.O_RDWR | os.O_NOCTTY)
         try:
-            fcntl.ioctl(master, termios.TIOCSPTLCK, struct.pack("i", 0))
+            fcntl.ioctl(master, _TIOCSPTLCK, struct.pack("i", 0))
             end = fcntl.ioctl(master, _TIOCGPTPEER, os.O_RDWR | os.O_NOCTTY)
             return (os.dup(master), master, -1), (end, end, end)
         except BaseException:
@@ -442,12 +458,13 @@ async def _create(
     payload = place(files or {}, spec.workdir)
     owner = await node()
     async with owner.creations:
-        sandbox = cls(spec, owner, name=name, labels=labels)
+        sandbox = cls(spec, owner)
         try:
             await sandbox.begin(payload)
         except BaseException:
             await sandbox.stop("creation failed")
             raise
+    sandbox.hand_out(name, labels)
     return sandbox
 
 

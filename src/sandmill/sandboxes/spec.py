@@ -1,6 +1,7 @@
-"""What a sandbox is asked to be: resources, lifetime, money, network, files' place. Values only; nothing here touches the machine.
+"""What a sandbox is asked to be: resources, lifetime, money, network, workdir. Values only; nothing here touches the machine.
 
-In: the keyword arguments of `Sandbox.create` or a manifest's sandbox section. Out: a frozen `SandboxSpec` in bytes, seconds and micro-dollars.
+In: the keyword arguments of `Sandbox.create` or a manifest's sandbox section. Out: a frozen `SandboxSpec` in bytes, seconds and
+micro-dollars.
 """
 
 from __future__ import annotations

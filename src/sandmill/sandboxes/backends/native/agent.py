@@ -81,7 +81,7 @@ class Agent:
         self, op: int, payload: bytes = b"", *, flags: int = 0, uid: int = 0, first: int = 0, second: int = 0
     ) -> tuple[wire.AgentReply, int]:
         """One request, one reply. Raises SandboxGone."""
-        future = self._loop.create_future()
+        future: asyncio.Future[tuple[wire.AgentReply, int]] = self._loop.create_future()
         id = self.listen(_One(op, future))
         self._channel.send(wire.agent_request(op, id, payload, flags=flags, uid=uid, first=first, second=second))
         return await future

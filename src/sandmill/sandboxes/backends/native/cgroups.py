@@ -58,7 +58,7 @@ def _plan_v2(root: Path) -> CgroupPlan:
 
 
 def _own_groups(proc: Path) -> dict[str, str]:
-    groups = {}
+    groups: dict[str, str] = {}
     for line in (proc / "cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         groups |= dict.fromkeys(controllers.split(","), path)

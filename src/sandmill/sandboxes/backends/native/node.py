@@ -19,6 +19,7 @@ from sandmill.errors import IsolationUnavailable, SandboxCreateFailed
 from sandmill.sandboxes import dual
 from sandmill.sandboxes.backends.native import cgroups, image, state, wire
 from sandmill.sandboxes.backends.native.channel import Channel
+from sandmill.sandboxes.registry import Registry
 from sandmill.sandboxes.spec import PROCESS_LIMIT, SandboxSpec
 
 WARDEN: Final = Path(__file__).parents[2] / "warden" / "warden"
@@ -46,6 +47,7 @@ class Node:
         self.plan = plan
         self.rootless = os.geteuid() != 0
         self.alive = True
+        self.registry = Registry()
         self.creations = asyncio.Semaphore(_CONCURRENT_CREATIONS)
         self._process = process
         self._sequence = 0
@@ -87,6 +89,7 @@ class Node:
     def abandon(self) -> None:
         """Closes the conversation: the warden removes everything, itself included. Waits for that, for some seconds."""
         self.alive = False
+        self.registry.close()
         self._channel.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_LEAVE_S)
@@ -189,6 +192,7 @@ async def _start() -> Node:
     started = Node(process, ours, claim, plan)
     try:
         await started.setup()
+        await started.registry.serve(claim.folder_fd)
     except BaseException:
         started.abandon()
         raise

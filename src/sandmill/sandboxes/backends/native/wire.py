@@ -101,8 +101,8 @@ def warden_request(
 
 def parse_warden_reply(data: bytes) -> WardenReply:
     """The warden's answer."""
-    *numbers, stage = _WARDEN_REPLY.unpack(data)
-    return WardenReply(*numbers, stage.rstrip(b"\0").decode())
+    op, sequence, error, slot, pid, status, oom_kills, cpu_us, stage = _WARDEN_REPLY.unpack(data)
+    return WardenReply(op, sequence, error, slot, pid, status, oom_kills, cpu_us, stage.rstrip(b"\0").decode())
 
 
 def agent_request(
@@ -128,7 +128,7 @@ def parse_reply(data: bytes) -> AgentReply:
     """A reply from inside a sandbox. Raises Malformed unless it is exactly of the form the agent sends."""
     if len(data) < REPLY_BYTES:
         raise Malformed(f"a reply of {len(data)} bytes")
-    reply = AgentReply(*_AGENT_REPLY.unpack_from(data), data[REPLY_BYTES:])
+    reply = AgentReply._make((*_AGENT_REPLY.unpack_from(data), data[REPLY_BYTES:]))
     if not READY <= reply.op <= STARTED:
         raise Malformed(f"a reply of unknown kind {reply.op}")
     if reply.op in (OUTPUT, EXIT) and reply.out_bytes + reply.err_bytes != len(reply.data):

@@ -1,0 +1,149 @@
+"""Which sandboxes are alive on this machine, and stopping one from another process. In: a name or id. Out: records.
+
+Every owning process answers on a socket in its state folder: one JSON request, one JSON answer. Nothing is written per sandbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, Protocol
+
+import msgspec
+
+from sandmill.errors import SandboxGone
+from sandmill.sandboxes.backends.native import state
+
+SOCKET: Final = "control.sock"
+_ANSWER_S: Final = 5.0
+_STOP_S: Final = 15.0
+_LONGEST_REQUEST: Final = 1 << 16
+
+
+class SandboxRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One live sandbox. `name` and `labels` are whatever its creator chose: print them as data."""
+
+    id: str
+    name: str
+    labels: Mapping[str, str]
+    owner_pid: int
+    age_s: float
+    cpu: float
+    memory_bytes: int
+    disk_bytes: int
+    workdir: str
+    version: int = 1
+
+
+class _Request(msgspec.Struct, frozen=True):
+    stop: str | None = None
+    """A name or id; without it the request is for the list."""
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    sandboxes: tuple[SandboxRecord, ...] = ()
+    """The live ones, or those that were stopped."""
+
+
+class Listed(Protocol):
+    """What a registry holds."""
+
+    def record(self) -> SandboxRecord: ...
+
+    async def stop(self, reason: str, *, gently: bool = False) -> None: ...
+
+
+class Registry:
+    """One owner's live sandboxes, and the socket that answers for them. On the sandbox loop."""
+
+    def __init__(self) -> None:
+        self._live: dict[str, Listed] = {}
+        self._server: asyncio.Server | None = None
+
+    def add(self, id: str, sandbox: Listed) -> None:
+        """From now on it is listed."""
+        self._live[id] = sandbox
+
+    def remove(self, id: str) -> None:
+        """No longer. Idempotent."""
+        self._live.pop(id, None)
+
+    def records(self) -> tuple[SandboxRecord, ...]:
+        """All of them, oldest first. May be called from any thread."""
+        return tuple(sandbox.record() for sandbox in list(self._live.values()))
+
+    async def serve(self, folder_fd: int) -> None:
+        """Answers until the process ends. The path goes through the descriptor: a socket's name may have 107 bytes at most."""
+        self._server = await asyncio.start_unix_server(self._answer, _through(folder_fd))
+
+    def close(self) -> None:
+        """Answers no more."""
+        if self._server is not None:
+            self._server.close()
+
+    async def stop_named(self, wanted: str) -> tuple[SandboxRecord, ...]:
+        """Stops those with this name or id."""
+        chosen = [sandbox for sandbox in self._live.values() if wanted in (sandbox.record().id, sandbox.record().name)]
+        records = tuple(sandbox.record() for sandbox in chosen)
+        await asyncio.gather(*(sandbox.stop("stopped by another process", gently=True) for sandbox in chosen))
+        return records
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.closing(writer):
+            try:
+                async with asyncio.timeout(_ANSWER_S):
+                    request = msgspec.json.decode(await reader.readline(), type=_Request)
+                chosen = self.records() if request.stop is None else await self.stop_named(request.stop)
+                writer.write(msgspec.json.encode(_Answer(chosen)))
+                await writer.drain()
+            except (OSError, ValueError, TimeoutError):
+                return  # whoever asked is gone or does not speak this language
+
+
+def list_sandboxes() -> list[SandboxRecord]:
+    """The sandboxes alive on this machine in this user's state folder, of all processes, oldest first."""
+    found = [record for folder in state.live_owners() for record in _ask(folder, _Request(), _ANSWER_S)]
+    return sorted(found, key=lambda record: -record.age_s)
+
+
+def stop_sandbox(name_or_id: str) -> list[SandboxRecord]:
+    """Stops every sandbox of that name or id, whichever process owns it, and returns what was stopped.
+
+    Raises SandboxGone when there is none.
+    """
+    stopped = [record for folder in state.live_owners() for record in _ask(folder, _Request(stop=name_or_id), _STOP_S)]
+    if not stopped:
+        raise SandboxGone(name_or_id, "no live sandbox has this name or id")
+    return stopped
+
+
+def _ask(folder: Path, request: _Request, patience_s: float) -> tuple[SandboxRecord, ...]:
+    """One owner's answer; an owner that dies meanwhile, or does not answer, has no sandboxes to show."""
+    deadline = time.monotonic() + patience_s
+    pieces: list[bytes] = []
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return ()
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+            asking.settimeout(patience_s)
+            asking.connect(_through(descriptor))
+            asking.sendall(msgspec.json.encode(request) + b"\n")
+            while piece := asking.recv(_LONGEST_REQUEST):
+                pieces.append(piece)
+                asking.settimeout(max(0.01, deadline - time.monotonic()))
+        return msgspec.json.decode(b"".join(pieces), type=_Answer).sandboxes
+    except (OSError, msgspec.DecodeError):
+        return ()
+    finally:
+        os.close(descriptor)
+
+
+def _through(folder_fd: int) -> str:
+    return f"/proc/self/fd/{folder_fd}/{SOCKET}"
