@@ -17,7 +17,7 @@ from sandmill.environments.environment import Artifacts, Environment
 from sandmill.environments.health import GraderHealth
 from sandmill.environments.task import Boundary, InfrastructureFailure, Submission, Task, Verdict
 from sandmill.environments.verdicts import reason_of, sound_verdict, with_limit
-from sandmill.errors import GraderFailed, IsolationUnavailable, SandboxError, SandboxGone
+from sandmill.errors import GraderFailed, IsolationUnavailable, SandboxError, SandboxFileError, SandboxGone
 from sandmill.sandboxes import Sandbox
 
 __all__ = ["GraderHealth", "LimitedGrading", "grade_episode"]
@@ -77,6 +77,8 @@ async def _collected(environment: Environment, task: Task, sandbox: Sandbox | No
         artifacts = await _bounded(environment.collect(task, sandbox), timeout_s, "collecting the agent's files")
     except IsolationUnavailable:
         raise
+    except SandboxFileError as error:
+        raise GraderFailed(f"collect could not read the agent's files, and a missing one must be an absent key: {error}") from error
     except SandboxGone as error:
         return InfrastructureFailure(boundary=Boundary.SANDBOX_LOST, reason=reason_of(error), retryable=True)
     except SandboxError as error:

@@ -9,23 +9,21 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from sandmill.config.manifest import EnvironmentSection
 from sandmill.environments.builtin.shell.demonstrator import demonstrations
 from sandmill.environments.builtin.shell.generate import problems
+from sandmill.environments.builtin.shell.hidden import passes_hidden_runs
 from sandmill.environments.builtin.shell.lexicon import vocabulary
 from sandmill.environments.builtin.shell.options import Options, parse_options
 from sandmill.environments.builtin.shell.problem import Problem
 from sandmill.environments.builtin.shell.words import SPLITS
 from sandmill.environments.demonstration import Demonstration
+from sandmill.environments.environment import Artifacts
 from sandmill.environments.task import Graded, NoAnswer, Submission, Task, Verdict
 from sandmill.environments.tools import BASH, Tool
 from sandmill.errors import SandboxFileError
-
-if TYPE_CHECKING:
-    from sandmill.environments.environment import Artifacts
-    from sandmill.sandboxes import Sandbox, SandboxSpec
+from sandmill.sandboxes import Sandbox, SandboxSpec
 
 SOLVED_REWARD = 1.0
 WORKED_REWARD = 0.1
@@ -66,8 +64,6 @@ class ShellEnvironment:
     @property
     def sandbox(self) -> SandboxSpec:
         """What an episode's sandbox needs: nothing beyond the defaults, and no network."""
-        from sandmill.sandboxes import SandboxSpec
-
         return SandboxSpec()
 
     @cached_property
@@ -94,12 +90,12 @@ class ShellEnvironment:
         """Nothing beyond `files`."""
 
     async def collect(self, task: Task, sandbox: Sandbox) -> Artifacts:
-        """The file that is graded, where the family has one; at most 64 KiB of it, and absent when it cannot be read."""
+        """The file that is graded, where the family has one; absent when it cannot be read or is longer than 64 KiB."""
         name = self._by_id[task.id].result_file
         if not name:
             return {}
         try:
-            return {name: await sandbox.read.aio(name, limit=LARGEST_RESULT_BYTES)}
+            return {name: await sandbox.read.aio(name, max_bytes=LARGEST_RESULT_BYTES)}
         except SandboxFileError:
             return {}
 
@@ -122,9 +118,7 @@ class ShellEnvironment:
             return False
         if problem.expected_result is not None:
             return content.strip() == problem.expected_result.encode()
-        from sandmill.environments.builtin.shell.hidden import passes_hidden_runs
-
-        return await passes_hidden_runs(content, problem.hidden_runs, self.sandbox)
+        return await passes_hidden_runs(content, problem.hidden_runs)
 
     def demonstrations(self, seed: int) -> Iterator[Demonstration]:
         """An endless stream of the confused demonstrator's dialogues (see `demonstrator`)."""
