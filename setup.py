@@ -1,4 +1,7 @@
-"""Compiles the sandbox warden (native/*.c) into the package, for wheels and editable installs alike. Needs a C compiler and a static libc."""
+"""Compiles the sandbox warden (native/*.c) into the package, for wheels and editable installs alike.
+
+Needs a C compiler and a static libc.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ from setuptools.command.build_py import build_py
 from setuptools.dist import Distribution
 
 HERE = Path(__file__).parent
-FLAGS = "-std=gnu11 -O2 -static -Wall -Wextra -fstack-protector-strong -D_FORTIFY_SOURCE=2 -ffunction-sections -fdata-sections -Wl,--gc-sections,-s"
+FLAGS = (
+    "-std=gnu11 -O2 -static -Wall -Wextra -fstack-protector-strong -D_FORTIFY_SOURCE=2"
+    " -ffunction-sections -fdata-sections -Wl,--gc-sections,-s"
+)
 
 
 def compile_warden(target: Path) -> None:
@@ -24,11 +30,13 @@ def compile_warden(target: Path) -> None:
         subprocess.run([*compiler, *FLAGS.split(), "-o", str(fresh), *sources], check=True)
     except FileNotFoundError:
         raise SystemExit(
-            f"sandmill: no C compiler ({compiler[0]}) to build the sandbox warden; install one (Debian: apt-get install gcc libc6-dev) or set CC"
+            f"sandmill: no C compiler ({compiler[0]}) to build the sandbox warden;"
+            " install one (Debian: apt-get install gcc libc6-dev) or set CC"
         ) from None
     except subprocess.CalledProcessError:
         raise SystemExit(
-            "sandmill: the C compiler could not build the sandbox warden (its messages are above); a static libc is needed (Debian: libc6-dev)"
+            "sandmill: the C compiler could not build the sandbox warden (its messages are above);"
+            " a static libc is needed (Debian: libc6-dev)"
         ) from None
     os.replace(fresh, target)
 

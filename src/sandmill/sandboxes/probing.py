@@ -1,4 +1,7 @@
-"""What this machine's kernel allows sandboxes, in plain sentences. In: nothing. Out: findings, each with its fix. Nothing is left behind."""
+"""What this machine's kernel allows sandboxes, in plain sentences. In: nothing. Out: findings, each with its fix.
+
+The trial sandbox is removed again: nothing is left behind.
+"""
 
 from __future__ import annotations
 

@@ -10,8 +10,11 @@ from __future__ import annotations
 import asyncio
 import codecs
 import contextlib
+import fcntl
 import os
 import signal as signals
+import struct
+import termios
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Final
@@ -250,6 +253,12 @@ class Process:
         if self.returncode is None:
             self._agent.send(wire.agent_request(wire.SIGNAL, self.id, first=int(signals.Signals(number))))
 
+    @dual
+    async def resize(self, rows: int, columns: int) -> None:
+        """Tells a command started with `tty=True` its terminal's size; without a terminal, nothing happens."""
+        if self.stdin._fd >= 0 and os.isatty(self.stdin._fd):
+            fcntl.ioctl(self.stdin._fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
     def on_exit(self, callback: Callable[[], None]) -> None:
         """Calls back, on the sandbox loop, once the command has ended or its sandbox has."""
         self._exited.add_done_callback(lambda _: callback())
@@ -267,7 +276,7 @@ class Process:
             self._started.set_result(None)
             return False
         if reply.op != wire.EXIT or self.returncode is not None:
-            raise wire.Malformed(f"an unexpected notice of kind {reply.op}")
+            raise wire.MalformedError(f"an unexpected notice of kind {reply.op}")
         if reply.flags & wire.NOT_STARTED:
             self._fail(exec_failed(reply.status))
             return True
@@ -336,7 +345,7 @@ class Capture:
         if fd >= 0:
             os.close(fd)
         if reply.op not in (wire.OUTPUT, wire.EXIT):
-            raise wire.Malformed(f"an unexpected notice of kind {reply.op}")
+            raise wire.MalformedError(f"an unexpected notice of kind {reply.op}")
         if reply.out_bytes:
             self.out.append(reply.data[: reply.out_bytes])
         if reply.err_bytes:

@@ -39,7 +39,7 @@ class _One:
 
     def reply(self, reply: wire.AgentReply, fd: int) -> bool:
         if reply.op != self.op:
-            raise wire.Malformed(f"a reply of kind {reply.op} to a request of kind {self.op}")
+            raise wire.MalformedError(f"a reply of kind {reply.op} to a request of kind {self.op}")
         if not self.future.done():
             self.future.set_result((reply, fd))
         elif fd >= 0:
@@ -98,10 +98,10 @@ class Agent:
             reply = wire.parse_reply(data)
             listener = self._listeners.get(reply.id)
             if listener is None:
-                raise wire.Malformed(f"a reply to request {reply.id}, which nobody made")
+                raise wire.MalformedError(f"a reply to request {reply.id}, which nobody made")
             if listener.reply(reply, fd):
                 self._listeners.pop(reply.id, None)
-        except wire.Malformed as error:
+        except wire.MalformedError as error:
             if fd >= 0:
                 os.close(fd)
             self._channel.close()

@@ -37,7 +37,11 @@ _EMPTY: Final = {
     "etc": 0o755,
 }
 _WRITTEN: Final = {
-    "passwd": "root:x:0:0:root:/root:/bin/bash\nuser:x:1000:1000::/home/user:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
+    "passwd": (
+        "root:x:0:0:root:/root:/bin/bash\n"
+        "user:x:1000:1000::/home/user:/bin/bash\n"
+        "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
+    ),
     "group": "root:x:0:\ntty:x:5:\nuser:x:1000:\nnogroup:x:65534:\n",
     "hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n",
     "hostname": "sandbox\n",

@@ -77,7 +77,7 @@ class AgentReply(NamedTuple):
     data: bytes
 
 
-class Malformed(ValueError):
+class MalformedError(ValueError):
     """A sandbox's agent sent something that no agent of ours sends."""
 
 
@@ -125,14 +125,14 @@ def agent_request(
 
 
 def parse_reply(data: bytes) -> AgentReply:
-    """A reply from inside a sandbox. Raises Malformed unless it is exactly of the form the agent sends."""
+    """A reply from inside a sandbox. Raises MalformedError unless it is exactly of the form the agent sends."""
     if len(data) < REPLY_BYTES:
-        raise Malformed(f"a reply of {len(data)} bytes")
+        raise MalformedError(f"a reply of {len(data)} bytes")
     reply = AgentReply._make((*_AGENT_REPLY.unpack_from(data), data[REPLY_BYTES:]))
     if not READY <= reply.op <= STARTED:
-        raise Malformed(f"a reply of unknown kind {reply.op}")
+        raise MalformedError(f"a reply of unknown kind {reply.op}")
     if reply.op in (OUTPUT, EXIT) and reply.out_bytes + reply.err_bytes != len(reply.data):
-        raise Malformed("a reply whose lengths disagree")
+        raise MalformedError("a reply whose lengths disagree")
     return reply
 
 
