@@ -104,11 +104,7 @@ def main(
         if controls:
             base = root / "seed-0" / "base"
             trials += [Trial("random rewards", 0, "random", base), Trial("flipped rewards", 0, "flipped", base)]
-        rows = [
-            row
-            for trial in trials
-            for row in rows_of(trial, make(trial, root / trial.name.replace(" ", "-"), manifest, steps))
-        ]
+        rows = [row for trial in trials for row in rows_of(trial, make(trial, root / trial.name.replace(" ", "-"), manifest, steps))]
     if as_json:
         print(json.dumps(rows, indent=2))
         return

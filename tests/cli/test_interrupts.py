@@ -13,8 +13,8 @@ import signal, sys, time
 from sandmill.cli.interrupts import Interrupts
 said = []
 with Interrupts(lambda: print("asked", flush=True)) as interrupts:
-    print("ready", flush=True)
     try:
+        print("ready", flush=True)
         while not interrupts.requested or sys.argv[1] == "stubborn":
             time.sleep(0.01)
         print("saved", flush=True)

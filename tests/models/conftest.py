@@ -54,7 +54,7 @@ def _random_model(kind: str, seed: int = 0, **changes: object) -> LoadedModel:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 2:
-                parameter.normal_(0, 0.6 if "embed" in name else 0.25)
+                parameter.normal_(0, 0.6 if "embed" in name else 1.4 / parameter.shape[1] ** 0.5)
             elif name.endswith("bias"):
                 parameter.normal_(0, 0.2)
             else:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+import itertools
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -16,11 +17,35 @@ from sandmill.models.line_dialogue import LineDialogue
 from sandmill.models.model import Sampling
 from sandmill.models.tiny import word_tokenizer
 from sandmill.rollouts.arena import Arena, Limits, SandboxSource
+from sandmill.rollouts.seeds import derive
 from sandmill.sandboxes import SandboxSpec, loop
 
 R = TypeVar("R")
-EXTRA = ("sleep", "5", "true", "false", "printf", "echo", "kill", "-9", "-1", "yes", "exit", "'\\xf0\\x9f'", "'\\033[31mred\\0'", "hello", "|")
-TOKENIZER = word_tokenizer(tuple(dict.fromkeys(("<pad>", "<eos>", "<unk>", "\n", "Q:", "$", "=", ";", "none", "error", *vocabulary(), *EXTRA))))
+SEED = 7
+EXTRA = (
+    "sleep",
+    "5",
+    "true",
+    "false",
+    "printf",
+    "echo",
+    "kill",
+    "-9",
+    "-1",
+    "yes",
+    "exit",
+    "'\\xf0\\x9f'",
+    "'\\033[31mred\\0'",
+    "hello",
+    "|",
+    "-l",
+    "*",
+    "<",
+    ">",
+)
+TOKENIZER = word_tokenizer(
+    tuple(dict.fromkeys(("<pad>", "<eos>", "<unk>", "\n", "Q:", "$", "=", ";", "none", "error", *vocabulary(), *EXTRA)))
+)
 DIALOGUE = LineDialogue(TOKENIZER, context_length=512)
 Script = Callable[[Task, int], str]
 """(task, turn) -> the line the policy writes, without its newline."""
@@ -52,15 +77,15 @@ def play(turns: Sequence[str]) -> Script:
 
 
 @asynccontextmanager
-async def arena(env: Any, script: Script, *, max_sandboxes: int = 8, max_in_flight: int = 64, **limits: Any) -> Any:
-    """An arena whose policy writes what `script` says for the task whose prompt it was given."""
-    by_prompt = {DIALOGUE.open(task.prompt): task for split in env.splits.values() for task in split}
-    opened: dict[int, Task] = {}
+async def arena(
+    env: Any, script: Script, tasks: Mapping[str, Task], *, max_sandboxes: int = 8, max_in_flight: int = 64, **limits: Any
+) -> Any:
+    """An arena whose policy writes what `script` says; `tasks` names the task of each group, by which a session knows its own."""
+    places = itertools.product(tasks.items(), range(32), range(3))
+    owner = {derive(SEED, "episode", group, index, attempt): task for (group, task), index, attempt in places}
 
     def replies(seed: int, turn: int, context: tuple[int, ...]) -> list[int]:
-        if turn == 0:
-            opened[seed] = by_prompt[context]
-        return ids(script(opened[seed], turn))
+        return ids(script(owner[seed], turn))
 
     source = SandboxSource(SandboxSpec(memory_bytes=64 << 20, disk_bytes=8 << 20), capacity=max_sandboxes, ready=2)
     settings = {"max_turns": 4, "max_completion_length": 32, "command_timeout_s": 5.0, "max_observation": 500, **limits}
@@ -72,7 +97,7 @@ async def arena(env: Any, script: Script, *, max_sandboxes: int = 8, max_in_flig
             sandboxes=source,
             limits=Limits(**settings),
             max_in_flight=max_in_flight,
-            seed=7,
+            seed=SEED,
             health=GraderHealth(),
         )
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from pathlib import Path
 
 import playground as pg
@@ -22,8 +23,9 @@ def one(script: pg.Script, *families: str, task: int = 0, **limits: object) -> E
     env = pg.environment(*families)
 
     async def go() -> Episode:
-        async with pg.arena(env, script if script is not None else pg.solver(env), **limits) as arena:
-            return await attempt(arena, env.splits["train"][task], PLACE, pg.SAMPLING)
+        chosen = env.splits["train"][task]
+        async with pg.arena(env, script if script is not None else pg.solver(env), {"g": chosen}, **limits) as arena:
+            return await attempt(arena, chosen, PLACE, pg.SAMPLING)
 
     return pg.run(go())
 
@@ -110,14 +112,14 @@ def test_the_timeline_covers_the_episode_in_order() -> None:
         Stage.QUEUE, Stage.MODEL, Stage.SANDBOX, Stage.COMMAND, Stage.MODEL, Stage.COMMAND, Stage.MODEL, Stage.GRADING,
     ]  # fmt: skip
     assert all(span.end_s >= span.start_s for span in spans)
-    assert all(b.start_s >= a.end_s for a, b in zip(spans, spans[1:], strict=False))
+    assert all(b.start_s >= a.end_s for a, b in itertools.pairwise(spans))
 
 
 def test_a_dead_engine_ends_the_run_and_is_no_verdict() -> None:
     env = pg.environment("lines")
 
     async def go() -> None:
-        async with pg.arena(env, pg.solver(env)) as arena:
+        async with pg.arena(env, pg.solver(env), {"g": env.splits["train"][0]}) as arena:
             arena.model.die("killed by the test")
             with pytest.raises(EngineDied):
                 await attempt(arena, env.splits["train"][0], PLACE, pg.SAMPLING)
@@ -131,7 +133,7 @@ def test_a_sandbox_that_dies_is_an_infrastructure_failure_without_a_reward() -> 
     taken: list[Sandbox] = []
 
     async def go() -> Episode:
-        async with pg.arena(env, pg.play(["$ sleep 5", "= none"])) as arena:
+        async with pg.arena(env, pg.play(["$ sleep 5", "= none"]), {"g": env.splits["train"][0]}) as arena:
             hand_out = arena.sandboxes.take
 
             async def take(files: dict[str, bytes]) -> Sandbox:
@@ -157,7 +159,7 @@ def test_a_grader_that_raises_is_an_infrastructure_failure(monkeypatch: pytest.M
         raise KeyError("answers")
 
     async def go() -> Episode:
-        async with pg.arena(env, pg.solver(env)) as arena:
+        async with pg.arena(env, pg.solver(env), {"g": env.splits["train"][0]}) as arena:
             monkeypatch.setattr(env, "grade", broken)
             return await attempt(arena, env.splits["train"][0], PLACE, pg.SAMPLING)
 

@@ -14,13 +14,11 @@ from sandmill.sandboxes import list_sandboxes
 
 def groups(env, script, *, tasks: int = 3, generations: int = 4, breaker: int = 64, watch=lambda _: None, break_take=None, **settings):
     async def go() -> tuple[Group, ...]:
-        async with pg.arena(env, script, **settings) as arena:
+        named = [(f"group-{n}", task) for n, task in enumerate(env.splits["train"][:tasks])]
+        async with pg.arena(env, script, dict(named), **settings) as arena:
             if break_take is not None:
                 arena.sandboxes.take = break_take(arena.sandboxes.take)
-            named = [(f"group-{n}", task) for n, task in enumerate(env.splits["train"][:tasks])]
-            return await run_groups(
-                arena, named, generations=generations, sampling=pg.SAMPLING, breaker=Breaker(breaker), watch=watch
-            )
+            return await run_groups(arena, named, generations=generations, sampling=pg.SAMPLING, breaker=Breaker(breaker), watch=watch)
 
     return pg.run(go())
 
@@ -78,7 +76,7 @@ def test_an_outage_trips_the_breaker_and_leaves_nothing(monkeypatch: pytest.Monk
 
         return refuse
 
-    with pytest.raises(EnvironmentFailed, match="5 attempts in a row .* the node does not answer"):
+    with pytest.raises(EnvironmentFailed, match=r"5 attempts in a row .* the node does not answer"):
         groups(env, pg.solver(env), tasks=6, generations=4, breaker=5, watch=attempts.append, break_take=down, max_in_flight=2)
     assert len(attempts) < 12
     assert all(isinstance(episode.verdict, InfrastructureFailure) for episode in attempts)
@@ -90,9 +88,9 @@ def test_a_dead_engine_ends_all_episodes_with_one_error() -> None:
     env = pg.environment("lines")
 
     async def go() -> None:
-        async with pg.arena(env, pg.play(["$ sleep 5"])) as arena:
+        named = [(f"g{n}", task) for n, task in enumerate(env.splits["train"][:4])]
+        async with pg.arena(env, pg.play(["$ sleep 5"]), dict(named)) as arena:
             arena.model.die("killed by the test")
-            named = [(f"g{n}", task) for n, task in enumerate(env.splits["train"][:4])]
             await run_groups(arena, named, generations=4, sampling=pg.SAMPLING, breaker=Breaker(64), watch=lambda _: None)
 
     with pytest.raises(EngineDied, match="killed by the test"):

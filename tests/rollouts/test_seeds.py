@@ -17,7 +17,13 @@ def test_a_place_has_one_seed_of_64_bits(parts: list[int | str]) -> None:
 
 
 def test_neighbouring_places_do_not_collide() -> None:
-    seeds = {derive(0, "episode", f"{step}-{place}", index, attempt) for step in range(9) for place in range(9) for index in range(9) for attempt in (0, 1)}
+    seeds = {
+        derive(0, "episode", f"{step}-{place}", index, attempt)
+        for step in range(9)
+        for place in range(9)
+        for index in range(9)
+        for attempt in (0, 1)
+    }
     assert len(seeds) == 9 * 9 * 9 * 2
 
 

@@ -33,12 +33,13 @@ def run(
     workdir: Workdir = "/workspace",
     file: Files = None,
     user: User = None,
+    stdin: Annotated[bool, typer.Option("-i", "--stdin", help="Passes standard input on; by default the command has none.")] = False,
 ) -> None:
     """Runs one command in a fresh sandbox; its output and exit code are this command's."""
     from sandmill.cli import box
 
     wanted = box.Wanted.of(cpu=cpu, memory=memory, disk=disk, env=env or [], workdir=workdir, files=file or [], user=user)
-    raise typer.Exit(box.run(command, wanted, timeout=timeout))
+    raise typer.Exit(box.run(command, wanted, timeout=timeout, interactive=stdin))
 
 
 @app.command()

@@ -60,13 +60,20 @@ def sentence_of(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "stopped at once; what was saved before is intact"
     if isinstance(error, SandmillError):
-        return inert(str(error), limit=2000)
+        return inert(_said(error), limit=2000)
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return inert(f"no space left on the disk that holds {error.filename or 'the run folder'}; free some and run again")
     if isinstance(error, MemoryError):
         return "this machine ran out of memory; lower spec.resources.maxInFlight or spec.parameters.microBatchSize"
     said = inert(str(error), limit=300)
     return f"unexpected {type(error).__name__}{': ' + said if said else ''}; run again with --debug to see where"
+
+
+def _said(error: SandmillError) -> str:
+    """The error's sentence without the "[Errno 2]" that an OSError puts before it."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror + (f": {error.filename}" if error.filename else "")
+    return str(error)
 
 
 def report_failure(error: BaseException, *, debug: bool, as_json: bool) -> int:

@@ -56,9 +56,7 @@ def resolve_environment(spec: Spec) -> Environment:
     for split in ("train", *spec.evaluation.splits):
         if split not in environment.splits:
             known = ", ".join(environment.splits)
-            raise ConfigError(
-                f"{spec.environment.name} has no split {split!r}; it has {known}", field="spec.evaluation.splits"
-            )
+            raise ConfigError(f"{spec.environment.name} has no split {split!r}; it has {known}", field="spec.evaluation.splits")
     return environment
 
 
@@ -112,9 +110,7 @@ def assemble(manifest: Manifest, environment: Environment, loaded: LoadedModel, 
     except BaseException:
         on_loop(engine.close())
         raise
-    return Parts(
-        spec=spec, environment=environment, loaded=loaded, dialogue=dialogue, policy=policy, engine=engine, arena=arena
-    )
+    return Parts(spec=spec, environment=environment, loaded=loaded, dialogue=dialogue, policy=policy, engine=engine, arena=arena)
 
 
 async def _arena(spec: Spec, environment: Environment, engine: TorchEngine, dialogue: Dialogue) -> Arena:

@@ -44,9 +44,7 @@ def ready_policy(
     if spec.warm_start.steps == 0 or not warm:
         return loaded, LoraPolicy(loaded, spec.parameters.lora, seed=seed)
     if not isinstance(environment, Demonstrates):
-        raise ConfigError(
-            f"{spec.environment.name} has no demonstrations to warm-start on; set steps to 0", field="spec.warmStart.steps"
-        )
+        raise ConfigError(f"{spec.environment.name} has no demonstrations to warm-start on; set steps to 0", field="spec.warmStart.steps")
     if loaded.parameter_count > FULL_PARAMETERS_LIMIT:
         policy = LoraPolicy(loaded, spec.parameters.lora, seed=seed)
         _warm(manifest, environment, loaded, policy, listener)
@@ -57,9 +55,7 @@ def ready_policy(
     return loaded, LoraPolicy(loaded, spec.parameters.lora, seed=seed)
 
 
-def _warm(
-    manifest: Manifest, environment: Demonstrates, loaded: LoadedModel, policy: LoraPolicy | None, listener: Listener
-) -> None:
+def _warm(manifest: Manifest, environment: Demonstrates, loaded: LoadedModel, policy: LoraPolicy | None, listener: Listener) -> None:
     settings = manifest.spec.warm_start
     listener.on_event(StageChanged(stage=RunStage.WARM_START, total=settings.steps))
 

@@ -46,9 +46,7 @@ class Recorder:
         cost = self._prices.cost(machine_s=machine_s)
         name = self.folder.path.name
         self._enter(
-            LedgerRow(
-                run=name, activity=activity, step=step, start=self._start, outcome=outcome, machine_s=machine_s, cost_microusd=cost
-            )
+            LedgerRow(run=name, activity=activity, step=step, start=self._start, outcome=outcome, machine_s=machine_s, cost_microusd=cost)
         )
 
     def watch(self, activity: Activity, *, step: int, total: int) -> Watch:
@@ -57,9 +55,7 @@ class Recorder:
 
         def seen(episode: Episode) -> None:
             self._enter(
-                ledger_row(
-                    episode, run=self.folder.path.name, activity=activity, step=step, start=self._start, prices=self._prices
-                )
+                ledger_row(episode, run=self.folder.path.name, activity=activity, step=step, start=self._start, prices=self._prices)
             )
             done.add((episode.group, episode.index))
             self.listener.on_event(episode_finished(episode))
@@ -69,9 +65,7 @@ class Recorder:
 
         return seen
 
-    def step(
-        self, groups: Sequence[Group], stats: StepStats, parameters: Parameters, *, step: int, seconds: Mapping[str, float]
-    ) -> None:
+    def step(self, groups: Sequence[Group], stats: StepStats, parameters: Parameters, *, step: int, seconds: Mapping[str, float]) -> None:
         """Keeps one training step: its episodes with their advantages, its figures, the machine's time."""
         for group, result in zip(groups, step_advantages(groups, parameters), strict=True):
             for episode, advantage in zip(group.episodes, result.values, strict=True):

@@ -21,8 +21,6 @@ from sandmill.rollouts.trajectory import Group
 from sandmill.training.assembly import Parts, on_loop
 from sandmill.training.curriculum import tasks_of_step
 from sandmill.training.evaluate import evaluate_splits
-from sandmill.training.learner import Learner
-from sandmill.training.recorder import Recorder
 from sandmill.training.run import Run, open_run
 
 
@@ -77,9 +75,7 @@ def sample(run: Run) -> tuple[Group, ...]:
     """The groups of the next step, every episode finished."""
     parts: Parts = run.parts
     parameters = parts.spec.parameters
-    tasks = tasks_of_step(
-        parts.environment.splits["train"], run.step, batch_size=parameters.batch_size, seed=parameters.seed
-    )
+    tasks = tasks_of_step(parts.environment.splits["train"], run.step, batch_size=parameters.batch_size, seed=parameters.seed)
     return on_loop(
         run_groups(
             parts.arena,
@@ -87,9 +83,7 @@ def sample(run: Run) -> tuple[Group, ...]:
             generations=parameters.num_generations,
             sampling=parts.sampling(),
             breaker=run.breaker,
-            watch=run.recorder.watch(
-                Activity.EPISODE, step=run.step + 1, total=parameters.batch_size * parameters.num_generations
-            ),
+            watch=run.recorder.watch(Activity.EPISODE, step=run.step + 1, total=parameters.batch_size * parameters.num_generations),
         )
     )
 
