@@ -113,8 +113,10 @@ def run(arguments: list[str] | None = None) -> int:
     except typer.Abort:
         return report_failure(KeyboardInterrupt(), debug=debug, as_json=as_json)
     except BaseException as error:  # noqa: BLE001 - this is the one place that turns exceptions into sentences
-        if isinstance(error, SystemExit):
+        if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
             return error.code if isinstance(error.code, int) else 1
+        if isinstance(error, SystemExit) and error.__context__ is not None:  # the command-line library turns EPIPE into an exit of 1
+            error = error.__context__
         return report_failure(error, debug=debug, as_json=as_json)
     return result if isinstance(result, int) else 0
 

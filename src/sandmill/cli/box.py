@@ -1,0 +1,173 @@
+"""`sandmill sandbox run|ls|stop`: a command line in; a sandboxed command's own output and exit code out."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import sys
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from sandmill.cli.failures import report_failure
+from sandmill.config.quantities import parse_duration
+from sandmill.errors import ConfigError, ExecFailed, SandboxGone
+from sandmill.reports.inert import inert
+from sandmill.reports.words import duration, size
+from sandmill.sandboxes import PIPE, Process, Sandbox, list_sandboxes, stop_sandbox
+
+TIMED_OUT = 124
+CANNOT_RUN = 126
+NOT_FOUND = 127
+MAX_FILE_BYTES = 256 * 2**20
+UNREAD_BYTES = 64 * 2**20
+"""Output kept for a reader of ours that is slower than the command."""
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """The sandbox that a command line asks for. `files`: contents by path, relative ones from the workdir."""
+
+    cpu: str
+    memory: str
+    disk: str
+    env: Mapping[str, str]
+    workdir: str
+    files: Mapping[str, bytes]
+    user: str
+
+    @classmethod
+    def of(cls, *, cpu: str, memory: str, disk: str, env: Sequence[str], workdir: str, files: Sequence[str], user: str | None) -> Wanted:
+        """From the words of a command line. Raises ConfigError naming the option."""
+        variables = dict(_pair(text, "=", "--env", "NAME=VALUE") for text in env)
+        copies = [_pair(text, ":", "--file", "HOST:BOX") for text in files]
+        contents = {box: _contents(Path(host)) for host, box in copies}
+        return cls(cpu=cpu, memory=memory, disk=disk, env=variables, workdir=workdir, files=contents, user=user or "user")
+
+    def create(self) -> Sandbox:
+        """The sandbox, alive, with its files in place. Raises ConfigError, SandboxError."""
+        sandbox = Sandbox.create(cpu=self.cpu, memory=self.memory, disk=self.disk, env=self.env, workdir=self.workdir)
+        try:
+            if self.files:
+                sandbox.write_files(self.files, user=self.user)
+        except BaseException:
+            sandbox.terminate()
+            raise
+        return sandbox
+
+
+def run(command: Sequence[str], wanted: Wanted, *, timeout: str | None, interactive: bool) -> int:
+    """Runs `command` to its end; returns its exit code, 128 + n for a signal, 124 for a timeout, 126 or 127 when it cannot start."""
+    seconds = None if timeout is None else parse_duration(timeout, field="--timeout")
+    with wanted.create() as sandbox:
+        try:
+            process = sandbox.exec(
+                *command, user=wanted.user, timeout=seconds, text=False, stdin=PIPE if interactive else None, max_output=UNREAD_BYTES
+            )
+        except ExecFailed as error:
+            said = ConfigError(f"{command[0]!r} cannot be started in the sandbox: {os.strerror(error.errno or errno.EIO)}")
+            report_failure(said, debug=False, as_json=False)
+            return NOT_FOUND if error.errno == errno.ENOENT else CANNOT_RUN
+        if interactive:
+            threading.Thread(target=feed, args=(process,), daemon=True).start()
+        pump(process)
+        return exit_code(process, timeout)
+
+
+def list_boxes(*, as_json: bool) -> int:
+    """Prints the sandboxes alive on this machine, oldest first."""
+    records = list_sandboxes()
+    if as_json:
+        sys.stdout.write(json.dumps(msgspec.to_builtins(records), ensure_ascii=True) + "\n")
+        return 0
+    rows = [("name", "age", "cpu", "memory", "disk", "owner", "labels")]
+    for record in records:
+        labels = ",".join(f"{key}={value}" for key, value in record.labels.items())
+        amounts = (f"{record.cpu:g}", size(record.memory_bytes), size(record.disk_bytes), f"pid {record.owner_pid}")
+        rows.append((inert(record.name, limit=60), duration(record.age_s), *amounts, inert(labels, limit=80)))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        sys.stdout.write("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() + "\n")
+    return 0
+
+
+def stop(names: Sequence[str], *, every: bool) -> int:
+    """Stops the named sandboxes, or all; raises SandboxGone for a name that no live sandbox has, once the others are stopped."""
+    if bool(names) == every:
+        raise ConfigError("name the sandboxes to stop, or write --all; see sandmill sandbox ls")
+    missing: SandboxGone | None = None
+    for name in [record.id for record in list_sandboxes()] if every else names:
+        try:
+            for record in stop_sandbox(name):
+                sys.stdout.write(f"stopped {inert(record.name, limit=200)}\n")
+        except SandboxGone as error:
+            # With --all it ended by itself between the list and the stop, which is what was wanted.
+            missing = missing if every else error
+    if missing is not None:
+        raise missing
+    return 0
+
+
+def feed(process: Process) -> None:
+    """Copies our standard input to the command's until either ends."""
+    with contextlib.suppress(OSError):
+        while data := os.read(sys.stdin.fileno(), 65536):
+            process.stdin.write(data)
+    process.stdin.close()
+
+
+def pump(process: Process) -> None:
+    """Copies both streams as they come, and returns when the command has ended. Raises BrokenPipeError when our reader is gone."""
+    gone: list[BaseException] = []
+
+    def copy(source: Iterable[str | bytes], target: BinaryIO) -> None:
+        try:
+            for piece in source:
+                target.write(piece if isinstance(piece, bytes) else piece.encode())
+                target.flush()
+        except OSError as error:
+            gone.append(error)
+            process.kill()
+
+    streams = ((process.stdout, sys.stdout.buffer), (process.stderr, sys.stderr.buffer))
+    threads = [threading.Thread(target=copy, args=pair, daemon=True) for pair in streams]
+    for thread in threads:
+        thread.start()
+    process.wait()
+    for thread in threads:
+        thread.join()
+    if gone:
+        raise gone[0]
+
+
+def exit_code(process: Process, timeout: str | None) -> int:
+    """The shell's convention for how a command ended; says what the command itself could not."""
+    if process.truncated:
+        sys.stderr.write("sandmill: some output was dropped because it was read too slowly\n")
+    if process.timed_out:
+        sys.stderr.write(f"sandmill: stopped after {inert(str(timeout))}\n")
+        return TIMED_OUT
+    if process.returncode is None:
+        return 1
+    return process.returncode if process.returncode >= 0 else 128 - process.returncode
+
+
+def _pair(text: str, sign: str, option: str, shape: str) -> tuple[str, str]:
+    first, found, second = text.partition(sign)
+    if not found or not first or (sign == ":" and not second):
+        raise ConfigError(f"write it as {shape}, found {text!r}", field=option)
+    return first, second
+
+
+def _contents(path: Path) -> bytes:
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise ConfigError(f"{path} is larger than {MAX_FILE_BYTES // 2**20} MiB", field="--file")
+        return path.read_bytes()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise ConfigError(f"{path} cannot be read: {reason}", field="--file") from None
