@@ -41,8 +41,11 @@ static struct job *find_job(uint32_t id) {
 }
 
 static void job_ended(struct job *job, int status) {
-    if (!WIFEXITED(status) || WEXITSTATUS(status) > 1) { /* killed before it could report: do it in its place */
+    if (!WIFEXITED(status) || WEXITSTATUS(status) > 1) {
+        /* Killed before it could report: do it in its place. Only in-sandbox root can have done that, or the host by AGENT_KILL_ALL;
+         * what it watched over can no longer be told from the rest, so everything goes, or the killer would outlive its timeout. */
         struct agent_reply answer = {.op = AGENT_EXIT, .id = job->id, .status = SIGKILL};
+        kill(-1, SIGKILL);
         wire_send(channel, &answer, sizeof answer, NULL, 0, -1);
     }
     if (!WIFEXITED(status) || WEXITSTATUS(status)) strays = true;

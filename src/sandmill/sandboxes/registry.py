@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 
@@ -48,6 +49,9 @@ class _Request(msgspec.Struct, frozen=True):
 class _Answer(msgspec.Struct, frozen=True):
     sandboxes: tuple[SandboxRecord, ...] = ()
     """The live ones, or those that were stopped."""
+
+
+_Message = TypeVar("_Message", _Request, _Answer)
 
 
 class Listed(Protocol):
@@ -97,9 +101,9 @@ class Registry:
         with contextlib.closing(writer):
             try:
                 async with asyncio.timeout(_ANSWER_S):
-                    request = msgspec.json.decode(await reader.readline(), type=_Request)
+                    request = _from_json(await reader.readline(), _Request)
                 chosen = self.records() if request.stop is None else await self.stop_named(request.stop)
-                writer.write(msgspec.json.encode(_Answer(chosen)))
+                writer.write(_to_json(_Answer(chosen)))
                 await writer.drain()
             except (OSError, ValueError, TimeoutError):
                 return  # whoever asked is gone or does not speak this language
@@ -134,15 +138,24 @@ def _ask(folder: Path, request: _Request, patience_s: float) -> tuple[SandboxRec
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
             asking.settimeout(patience_s)
             asking.connect(_through(descriptor))
-            asking.sendall(msgspec.json.encode(request) + b"\n")
+            asking.sendall(_to_json(request) + b"\n")
             while piece := asking.recv(_LONGEST_REQUEST):
                 pieces.append(piece)
                 asking.settimeout(max(0.01, deadline - time.monotonic()))
-        return msgspec.json.decode(b"".join(pieces), type=_Answer).sandboxes
-    except (OSError, msgspec.DecodeError):
+        return _from_json(b"".join(pieces), _Answer).sandboxes
+    except (OSError, ValueError):
         return ()
     finally:
         os.close(descriptor)
+
+
+def _to_json(value: _Request | _Answer) -> bytes:
+    """ASCII JSON: a name may hold half an emoji, which UTF-8 cannot carry."""
+    return json.dumps(msgspec.to_builtins(value)).encode()
+
+
+def _from_json(data: bytes, kind: type[_Message]) -> _Message:
+    return msgspec.convert(json.loads(data), kind)
 
 
 def _through(folder_fd: int) -> str:

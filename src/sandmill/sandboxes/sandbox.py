@@ -37,6 +37,8 @@ DEFAULT_MAX_OUTPUT: Final = 1 << 20
 _LARGEST_MAX_OUTPUT: Final = 64 << 20
 _READY_S: Final = 30.0
 _KILL_PATIENCE_S: Final = 5.0
+_LAST_WORDS_S: Final = 0.5
+_LAST_WORDS_STEPS: Final = 50
 _TIOCSPTLCK: Final = 0x40045431
 _TIOCGPTPEER: Final = 0x5441
 _Three = tuple[int, int, int]
@@ -322,19 +324,25 @@ class Sandbox:
 
     async def _end(self, reason: str, gently: bool) -> None:
         self.lifetime.stop(reason)
-        if gently and self._agent is not None and self._gone is None:
-            with contextlib.suppress(TimeoutError, SandboxGone):
-                async with asyncio.timeout(1.0):
-                    await self._agent.ask(wire.KILL_ALL)
-                    await asyncio.sleep(0)
         first = self._gone is None
         self._gone = self._gone or SandboxGone(self.name, reason)
+        if gently and first and self._agent is not None:
+            await self._end_commands(self._agent)
         account = None if self._birth is None else await self._node.destroy(self._birth.slot)
         if not first and account is not None and account.oom_kills:
             self._gone = SandboxGone(self.name, "its init was killed for lack of memory")
         if self._agent is not None:
             self._agent.close(self._gone)
         self._node.registry.remove(self.id)
+
+    async def _end_commands(self, agent: Agent) -> None:
+        """Kills what runs and gives each command a moment to hand over its output."""
+        for id in agent.commands:
+            agent.send(wire.agent_request(wire.KILL_TREE, id))
+        for _ in range(_LAST_WORDS_STEPS):
+            if not agent.commands:
+                return
+            await asyncio.sleep(_LAST_WORDS_S / _LAST_WORDS_STEPS)
 
     def _lost(self, why: str) -> None:
         """The agent's end of the conversation closed without our asking."""

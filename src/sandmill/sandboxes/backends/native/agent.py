@@ -86,6 +86,11 @@ class Agent:
         self._channel.send(wire.agent_request(op, id, payload, flags=flags, uid=uid, first=first, second=second))
         return await future
 
+    @property
+    def commands(self) -> list[int]:
+        """The ids of commands that have not ended."""
+        return [id for id, listener in self._listeners.items() if not isinstance(listener, _One)]
+
     def close(self, error: SandboxGone) -> None:
         """Ends the conversation from this side and tells everyone who waits. Idempotent."""
         self._channel.close()
