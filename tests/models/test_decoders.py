@@ -33,7 +33,7 @@ def _logits(model, ids):
 def _exercise(decoder, model):
     ids = np.random.default_rng(5).integers(0, 100, (3, 40)).tolist()
     a, b, c = ids
-    close = dict(rtol=2e-4, atol=2e-4)
+    close = {"rtol": 2e-4, "atol": 2e-4}
     got = decoder.extend(np.array([2]), np.array([a[:8]]), np.array([8]))
     torch.testing.assert_close(got[0], _logits(model, a[:8]), **close)
     decoder.copy(2, np.array([0, 4]), 8)
@@ -43,15 +43,15 @@ def _exercise(decoder, model):
     torch.testing.assert_close(got[2], _logits(model, c[:1]), **close)
     got = decoder.extend(np.array([0, 2, 3, 4]), np.array([[7], [8], [9], [10]]), np.ones(4, int))
     torch.testing.assert_close(got[0], _logits(model, a[:8] + b[:3] + [7]), **close)
-    torch.testing.assert_close(got[1], _logits(model, a[:13] + [8]), **close)
-    torch.testing.assert_close(got[2], _logits(model, c[:1] + [9]), **close)
-    torch.testing.assert_close(got[3], _logits(model, a[:8] + [10]), **close)
+    torch.testing.assert_close(got[1], _logits(model, [*a[:13], 8]), **close)
+    torch.testing.assert_close(got[2], _logits(model, [*c[:1], 9]), **close)
+    torch.testing.assert_close(got[3], _logits(model, [*a[:8], 10]), **close)
     decoder.clear(2)
     got = decoder.extend(np.array([2]), np.array([c[:30]]), np.array([30]))
     torch.testing.assert_close(got[0], _logits(model, c[:30]), **close)
     decoder.copy(2, np.array([1]), 30)
     got = decoder.extend(np.array([1]), np.array([[3]]), np.array([1]))
-    torch.testing.assert_close(got[0], _logits(model, c[:30] + [3]), **close)
+    torch.testing.assert_close(got[0], _logits(model, [*c[:30], 3]), **close)
     assert decoder.lengths.tolist() == [12, 31, 30, 2, 9]
 
 

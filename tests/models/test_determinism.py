@@ -15,7 +15,7 @@ from sandmill.models.model import Sample, Sampling
 Episode = tuple[int, list[list[int]], Sampling]
 
 
-def _episodes(count: int, context_length: int) -> list[Episode]:
+def _episodes(count: int) -> list[Episode]:
     """Groups of four siblings with one prompt; prompts and observations of many lengths, long and short chunks; mixed sampling."""
     draw = random.Random(7)
     episodes = []
@@ -69,10 +69,10 @@ async def _together(loaded: LoadedModel, episodes: list[Episode], threads: int, 
 @pytest.mark.parametrize("kind", ["tiny", "Llama", "GPTNeoX"])
 def test_samples_do_not_depend_on_neighbours_or_timing(kind, threads, tiny, random_model):
     loaded = tiny if kind == "tiny" else random_model(kind)
-    episodes = _episodes(44, 128)
+    episodes = _episodes(44 if kind != "GPTNeoX" else 16)
     torch.set_num_threads(threads)
     alone = asyncio.run(_alone(loaded, episodes, threads))
-    assert len({sample.token_ids for samples in alone for sample in samples}) > 60
-    assert asyncio.run(_together(loaded, episodes, threads, 44, None)) == alone
+    assert len({sample.token_ids for samples in alone for sample in samples}) > 1.3 * len(episodes)
+    assert asyncio.run(_together(loaded, episodes, threads, len(episodes), None)) == alone
     for seed in range(3):
         assert asyncio.run(_together(loaded, episodes, threads, (44, 17, 5)[seed], seed)) == alone

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from sandmill.errors import ConfigError
-from sandmill.models.chat import BASH, Action, Answer, Call, Malformed, Observation, encode_plain, harmless
+from sandmill.models.chat import BASH, Action, Call, Malformed, Observation, encode_plain, harmless
 from sandmill.models.chat_parsing import actions_of, fenced_calls, tagged_calls
 from sandmill.models.loading import first_line
 from sandmill.models.model import StopReason
@@ -30,7 +30,9 @@ TOOL: dict[str, Any] = {
         },
     },
 }
-_SYSTEM = "Solve the task. You can run shell commands in its folder.{how} When you know the answer, reply with one line: Answer: <the answer>"
+_SYSTEM = (
+    "Solve the task. You can run shell commands in its folder.{how} When you know the answer, reply with one line: Answer: <the answer>"
+)
 _FENCED = " To run one, reply with a single fenced block:\n```bash\n<command>\n```\nYou will then be shown its output."
 _REPLY = "sandmillreply"
 _OUTPUT = "sandmilloutput"

@@ -100,10 +100,14 @@ def shape_of(model: Any) -> LlamaShape:
 
 
 def rotations(model: Any, length: int) -> Tensor:
-    """complex64 (length, head_dim / 2): the rotary factor of each position, from the model's own frequencies and scaling."""
+    """complex (length, head_dim / 2): the rotary factor of each position, from the model's own frequencies and scaling.
+
+    As in transformers the angles are float32 whatever the weights are.
+    """
     rotary = model.model.rotary_emb
     angles = torch.outer(torch.arange(length, dtype=torch.float32), rotary.inv_freq.detach().float())
-    return torch.polar(torch.full_like(angles, float(getattr(rotary, "attention_scaling", 1.0))), angles)
+    factors = torch.polar(torch.full_like(angles, float(getattr(rotary, "attention_scaling", 1.0))), angles)
+    return factors.to(torch.complex128) if embedding(model).dtype is torch.float64 else factors
 
 
 def embedding(model: Any) -> Tensor:
@@ -216,8 +220,18 @@ def _with_delta(
             downs.append(module.lora_A["default"].weight if norm is None else module.lora_A["default"].weight * norm)
         else:
             ups.append(_base(module).weight.new_zeros(_base(module).weight.shape[0], 0))
-    up = ups[0] if len(ups) == 1 else torch.block_diag(*ups)
+    up = ups[0] if len(ups) == 1 else _block_diagonal(ups)
     return linear._replace(up=up, down=downs[0] if len(downs) == 1 else torch.cat(downs))
+
+
+def _block_diagonal(blocks: Sequence[Tensor]) -> Tensor:
+    """(sum of rows, sum of columns); blocks without columns only take up rows."""
+    columns = sum(block.shape[1] for block in blocks)
+    rows, before = [], 0
+    for block in blocks:
+        rows.append(torch.nn.functional.pad(block, (before, columns - before - block.shape[1])))
+        before += block.shape[1]
+    return torch.cat(rows)
 
 
 def _paired(tensor: Tensor, shape: LlamaShape) -> Tensor:

@@ -11,13 +11,12 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 from sandmill.models import llama
 from sandmill.models.decoder import Ints, round_up, zeros_on_demand
 from sandmill.models.llama import FusedLayer, FusedLinear
-
 
 _SMALL_PRODUCT = 400
 
@@ -69,19 +68,19 @@ class LlamaDecoder:
     @torch.inference_mode()
     def extend(self, rows_A: Ints, ids_AC: Ints, counts_A: Ints) -> Tensor:
         batch = _Batch(rows_A, ids_AC, counts_A, self._lengths[rows_A], self._shape)
-        x = F.embedding(batch.ids_N, self._embedding)
+        x = functional.embedding(batch.ids_N, self._embedding)
         rotations_N = self._rotations_TP[batch.positions_N].unsqueeze(1)
         key_rows = batch.key_rows()
         mask = batch.mask(key_rows)
         for index, layer in enumerate(self._layers):
-            qkv = _linear(F.rms_norm(x, (self._shape.width,), eps=self._shape.eps), layer.qkv)
+            qkv = _linear(functional.rms_norm(x, (self._shape.width,), eps=self._shape.eps), layer.qkv)
             attended = self._attend(index, layer, qkv, batch, rotations_N, mask, key_rows)
             x = _add_linear(x, attended, layer.out)
-            gate, up = _linear(F.rms_norm(x, (self._shape.width,), eps=self._shape.eps), layer.gate_up).chunk(2, -1)
-            x = _add_linear(x, F.silu(gate).mul_(up), layer.down)
+            gate, up = _linear(functional.rms_norm(x, (self._shape.width,), eps=self._shape.eps), layer.gate_up).chunk(2, -1)
+            x = _add_linear(x, functional.silu(gate).mul_(up), layer.down)
         self._lengths[rows_A] += counts_A
-        last = F.rms_norm(x[batch.last_A], (self._shape.width,), self._norm, self._shape.eps)
-        return F.linear(last, self._head)
+        last = functional.rms_norm(x[batch.last_A], (self._shape.width,), self._norm, self._shape.eps)
+        return functional.linear(last, self._head)
 
     def _attend(
         self, index: int, layer: _Layer, qkv: Tensor, batch: _Batch, rotations_N: Tensor, mask: Tensor, key_rows: Tensor | None
@@ -91,10 +90,10 @@ class LlamaDecoder:
         heads = qkv.view(qkv.shape[0], rotated + shape.kv_heads, shape.head_dim)
         qk = heads[:, :rotated]
         if layer.q_norm is not None and layer.k_norm is not None:
-            q = F.rms_norm(qk[:, : shape.heads], (shape.head_dim,), layer.q_norm, shape.eps)
-            k = F.rms_norm(qk[:, shape.heads :], (shape.head_dim,), layer.k_norm, shape.eps)
+            q = functional.rms_norm(qk[:, : shape.heads], (shape.head_dim,), layer.q_norm, shape.eps)
+            k = functional.rms_norm(qk[:, shape.heads :], (shape.head_dim,), layer.k_norm, shape.eps)
             qk = torch.cat([q, k], 1)
-        qk = torch.view_as_real(torch.view_as_complex(qk.unflatten(-1, (-1, 2))).mul(rotations_N)).flatten(-2)
+        qk = torch.view_as_real(torch.view_as_complex(qk.reshape(*qk.shape[:2], -1, 2)).mul(rotations_N)).flatten(-2)
         n = batch.count
         keys, values = self._keys[index], self._values[index]
         keys[batch.rows_N, :, batch.positions_N[:n]] = qk[:n, shape.heads :]
@@ -199,11 +198,9 @@ class _Batch:
 
 
 def _linear(x: Tensor, linear: FusedLinear) -> Tensor:
-    return F.linear(x, linear.weight, linear.bias)
+    return functional.linear(x, linear.weight, linear.bias)
 
 
 def _add_linear(x: Tensor, y: Tensor, linear: FusedLinear) -> Tensor:
     added = torch.addmm(x, y, linear.weight.t())
     return added if linear.bias is None else added.add_(linear.bias)
-
-

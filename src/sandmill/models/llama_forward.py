@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from sandmill.models.llama import FusedLayer, FusedLinear, LlamaShape
@@ -75,10 +75,10 @@ def run_layers(stack: Stack, x: Tensor, layout: Layout, first: int, end: int) ->
     shape = stack.shape
     rotations_N = stack.rotations_TP[layout.positions].unsqueeze(1)
     for layer in stack.layers[first:end]:
-        qkv = _apply(stack, F.rms_norm(x, (shape.width,), eps=shape.eps), layer.qkv)
+        qkv = _apply(stack, functional.rms_norm(x, (shape.width,), eps=shape.eps), layer.qkv)
         x = x + _apply(stack, _attend(shape, layer, qkv, layout, rotations_N), layer.out)
-        gate, up = _apply(stack, F.rms_norm(x, (shape.width,), eps=shape.eps), layer.gate_up).chunk(2, -1)
-        x = x + _apply(stack, F.silu(gate) * up, layer.down)
+        gate, up = _apply(stack, functional.rms_norm(x, (shape.width,), eps=shape.eps), layer.gate_up).chunk(2, -1)
+        x = x + _apply(stack, functional.silu(gate) * up, layer.down)
     return x
 
 
@@ -89,38 +89,38 @@ def score_hidden(stack: Stack, hidden_KD: Tensor, targets_K: Tensor, temperature
         return _score(hidden_KD, targets_K, stack.norm, stack.head, temperature, stack.shape.eps)
     parts = [
         checkpoint(_score, hidden, targets, stack.norm, stack.head, temperature, stack.shape.eps, use_reentrant=False)
-        for hidden, targets in zip(hidden_KD.split(size), targets_K.split(size), strict=True)
+        for hidden, targets in zip(torch.split(hidden_KD, size), torch.split(targets_K, size), strict=True)
     ]
     return torch.cat([logprobs for logprobs, _ in parts]), torch.cat([entropies for _, entropies in parts])
 
 
 def _score(hidden: Tensor, targets: Tensor, norm: Tensor, head: Tensor, temperature: float, eps: float) -> tuple[Tensor, Tensor]:
-    logits = F.linear(F.rms_norm(hidden, (hidden.shape[-1],), norm, eps), head)
-    logprobs = F.log_softmax(logits if temperature == 1.0 else logits / temperature, -1)
+    logits = functional.linear(functional.rms_norm(hidden, (hidden.shape[-1],), norm, eps), head)
+    logprobs = functional.log_softmax(logits if temperature == 1.0 else logits / temperature, -1)
     entropies = -(logprobs.exp() * logprobs).sum(-1)
     return logprobs.gather(1, targets[:, None])[:, 0], entropies
 
 
 def _apply(stack: Stack, x: Tensor, linear: FusedLinear) -> Tensor:
     if linear.up is None or linear.down is None:
-        return F.linear(x, linear.weight, linear.bias)
+        return functional.linear(x, linear.weight, linear.bias)
     if stack.merge and not stack.dropout:
-        return F.linear(x, linear.merged(), linear.bias)
-    inner = F.dropout(x, stack.dropout) if stack.dropout else x
-    return F.linear(x, linear.weight, linear.bias) + F.linear(F.linear(inner, linear.down), linear.up)
+        return functional.linear(x, linear.merged(), linear.bias)
+    inner = functional.dropout(x, stack.dropout) if stack.dropout else x
+    return functional.linear(x, linear.weight, linear.bias) + functional.linear(functional.linear(inner, linear.down), linear.up)
 
 
 def _attend(shape: LlamaShape, layer: FusedLayer, qkv: Tensor, layout: Layout, rotations_N: Tensor) -> Tensor:
     rotated = shape.heads + shape.kv_heads
     heads = qkv.view(-1, rotated + shape.kv_heads, shape.head_dim)
-    q, k, v = heads.split((shape.heads, shape.kv_heads, shape.kv_heads), 1)
+    q, k, v = torch.split(heads, [shape.heads, shape.kv_heads, shape.kv_heads], 1)
     if layer.q_norm is not None and layer.k_norm is not None:
-        q = F.rms_norm(q, (shape.head_dim,), layer.q_norm, shape.eps)
-        k = F.rms_norm(k, (shape.head_dim,), layer.k_norm, shape.eps)
-    qk = torch.view_as_complex(torch.cat([q, k], 1).unflatten(-1, (-1, 2)))
-    q, k = torch.view_as_real(qk * rotations_N).flatten(-2).split((shape.heads, shape.kv_heads), 1)
+        q = functional.rms_norm(q, (shape.head_dim,), layer.q_norm, shape.eps)
+        k = functional.rms_norm(k, (shape.head_dim,), layer.k_norm, shape.eps)
+    qk = torch.view_as_complex(torch.cat([q, k], 1).view(-1, rotated, shape.head_dim // 2, 2))
+    q, k = torch.split(torch.view_as_real(qk * rotations_N).flatten(-2), [shape.heads, shape.kv_heads], 1)
     q, k, v = (layout.to_rows(part).transpose(1, 2) for part in (q, k, v))
     if shape.group > 1:
         k, v = k.repeat_interleave(shape.group, 1), v.repeat_interleave(shape.group, 1)
-    attended = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0)
+    attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0)
     return layout.to_tokens(attended.transpose(1, 2)).flatten(1)

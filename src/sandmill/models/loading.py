@@ -86,7 +86,7 @@ def loaded_model(model: Any, tokenizer: Any, name: str) -> LoadedModel:
         tokenizer=tokenizer,
         name=name,
         digest=digest_of(model, tokenizer),
-        context_length=int(getattr(model.config, "max_position_embeddings", None) or getattr(model.config, "n_positions", 2048)),
+        context_length=int(getattr(model.config, "max_position_embeddings", None) or MAX_DEFAULT_CONTEXT),
         dialogue="chat" if getattr(tokenizer, "chat_template", None) else "line",
     )
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 from sandmill.config.manifest import LoraSection
 from sandmill.errors import CheckpointCorrupt, ConfigError
@@ -79,7 +79,9 @@ class LoraPolicy:
         try:
             state = load_file(path)
         except (OSError, ValueError, RuntimeError, _safetensors_error()) as error:
-            raise CheckpointCorrupt(f"the adapter {path} cannot be read ({first_line(error)}); resume from an earlier checkpoint") from error
+            raise CheckpointCorrupt(
+                f"the adapter {path} cannot be read ({first_line(error)}); resume from an earlier checkpoint"
+            ) from error
         mine = {name: tensor.shape for name, tensor in get_peft_model_state_dict(self._peft).items()}
         if {name: tensor.shape for name, tensor in state.items()} != mine:
             raise CheckpointCorrupt(f"the adapter {path} does not fit this run's LoRA settings; resume with the manifest it was trained by")
@@ -92,7 +94,7 @@ class LoraPolicy:
     def _score(self, ids_N: Tensor, layout: Layout, chosen: Tensor, temperature: float) -> Scored:
         stack, split = self._stack(layout.columns)
         with torch.no_grad():
-            x = F.embedding(ids_N, llama.embedding(self._model))
+            x = functional.embedding(ids_N, llama.embedding(self._model))
             x = run_layers(stack, x, layout, 0, split)
         x = run_layers(stack, x, layout, split, stack.shape.layers)
         return Scored(*score_hidden(stack, x[chosen - 1], ids_N[chosen], temperature))
@@ -125,7 +127,7 @@ class LoraPolicy:
         mask = (torch.arange(ids_BT.shape[1]) < lengths_B[:, None]).long()
         logits_BTV = self._peft(input_ids=ids_BT, attention_mask=mask, use_cache=False).logits
         self._peft.eval()
-        logprobs_KV = F.log_softmax(logits_BTV[:, :-1][select_BT[:, 1:]].float() / temperature, -1)
+        logprobs_KV = functional.log_softmax(logits_BTV[:, :-1][select_BT[:, 1:]].float() / temperature, -1)
         entropies_K = -(logprobs_KV.exp() * logprobs_KV).sum(-1)
         return Scored(logprobs_KV.gather(1, ids_BT[select_BT][:, None])[:, 0], entropies_K)
 
@@ -165,4 +167,4 @@ def _check_selection(ids_BT: Tensor, lengths_B: Tensor, select_BT: Tensor) -> No
 def _safetensors_error() -> type[Exception]:
     from safetensors import SafetensorError
 
-    return SafetensorError  # type: ignore[no-any-return]
+    return SafetensorError

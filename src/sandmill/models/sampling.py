@@ -43,7 +43,8 @@ def choose(logits_AV: Tensor, temperatures_A: Tensor, top_ps_A: Tensor, uniforms
     totals_A = cumulative_AV[:, -1]
     # u * total may round up to total itself, past the last token with mass; the largest double below total is still inside it.
     targets_A = torch.minimum(uniforms_A * totals_A, torch.nextafter(totals_A, torch.zeros_like(totals_A)))
-    tokens_A = torch.searchsorted(cumulative_AV, targets_A[:, None], right=True)[:, 0]
+    # Clamped for weights that are no numbers: their log-probability then says so, instead of an index error.
+    tokens_A = torch.searchsorted(cumulative_AV, targets_A[:, None], right=True)[:, 0].clamp_max(logits_AV.shape[1] - 1)
     tokens_A = torch.where(greedy_A, scaled_AV.argmax(-1), tokens_A)
     return tokens_A, scaled_AV.gather(1, tokens_A[:, None])[:, 0].double() - totals_A.log()
 

@@ -131,9 +131,7 @@ class RowDecoder:
 
     @torch.no_grad()
     def extend(self, rows_A: Ints, ids_AC: Ints, counts_A: Ints) -> Tensor:
-        logits = [
-            self._advance(row, ids[:count]) for row, ids, count in zip(rows_A.tolist(), ids_AC, counts_A.tolist(), strict=True)
-        ]
+        logits = [self._advance(row, ids[:count]) for row, ids, count in zip(rows_A.tolist(), ids_AC, counts_A.tolist(), strict=True)]
         self._lengths[rows_A] += counts_A
         return torch.stack(logits + [logits[0]] * (round_up(len(logits)) - len(logits)))
 

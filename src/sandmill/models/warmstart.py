@@ -8,11 +8,12 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import msgspec
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 from sandmill.environments.demonstration import Demonstration
 from sandmill.errors import ConfigError, NonFinite
@@ -67,7 +68,7 @@ def warm_start(
         if not bool(torch.isfinite(loss)):
             raise NonFinite(f"the loss of warm-start step {step + 1}")
         optimizer.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate * min(1.0, (step + 1) / _WARMUP_STEPS) * (1 - 0.9 * step / steps)
@@ -123,15 +124,16 @@ def _loss(loaded: LoadedModel, policy: LoraPolicy | None, ids_BT: Tensor, weight
         lengths_B = (weights_BT > 0).long().cumsum(1).argmax(1) + 1
         return -policy.score(ids_BT, lengths_B, select_BT, 1.0).logprobs_K.mean()
     logits_NV = _logits(loaded.model, ids_BT[:, :-1])
-    losses_N = F.cross_entropy(logits_NV, ids_BT[:, 1:].flatten(), reduction="none")
+    losses_N = functional.cross_entropy(logits_NV, ids_BT[:, 1:].flatten(), reduction="none")
     weights_N = weights_BT[:, 1:].flatten()
     return (losses_N * weights_N).sum() / weights_N.sum()
 
 
-def _logits(model: object, ids_BT: Tensor) -> Tensor:
+def _logits(model: Any, ids_BT: Tensor) -> Tensor:
     """(B x T, vocabulary), differentiable in all base parameters."""
     if not llama.is_supported(model):
-        return model(input_ids=ids_BT, use_cache=False).logits.flatten(0, 1)  # type: ignore[operator, no-any-return]
+        logits: Tensor = model(input_ids=ids_BT, use_cache=False).logits
+        return logits.flatten(0, 1)
     shape = llama.shape_of(model)
     stack = Stack(
         shape=shape,
@@ -141,5 +143,5 @@ def _logits(model: object, ids_BT: Tensor) -> Tensor:
         rotations_TP=llama.rotations(model, ids_BT.shape[1]),
         merge=True,
     )
-    x = run_layers(stack, F.embedding(ids_BT.flatten(), llama.embedding(model)), Layout.padded(*ids_BT.shape), 0, shape.layers)
-    return F.linear(F.rms_norm(x, (shape.width,), stack.norm, shape.eps), stack.head)
+    x = run_layers(stack, functional.embedding(ids_BT.flatten(), llama.embedding(model)), Layout.padded(*ids_BT.shape), 0, shape.layers)
+    return functional.linear(functional.rms_norm(x, (shape.width,), stack.norm, shape.eps), stack.head)

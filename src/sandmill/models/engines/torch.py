@@ -7,17 +7,19 @@ between two tokens, and every token carries the version it was sampled under.
 from __future__ import annotations
 
 import asyncio
+import functools
 import heapq
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
 from sandmill.errors import ContextFull, EngineDied
-from sandmill.models.decoder import Decoder, decoder_for
+from sandmill.models.decoder import Decoder, Ints, decoder_for
 from sandmill.models.engines.decode_loop import DecodeLoop, Request
 from sandmill.models.loading import LoadedModel
 from sandmill.models.model import Sample, Sampling
@@ -38,6 +40,7 @@ class TorchSession:
 
     async def sample(self, context_ids: Sequence[int], sampling: Sampling) -> Sample:
         """See `Session.sample`."""
+        self._engine.check()
         if not self._usable:
             raise RuntimeError("this session is closed, or its last sample was cancelled or is still running")
         length = self._length + len(context_ids)
@@ -48,7 +51,7 @@ class TorchSession:
         if sampling.max_new_tokens < 1:
             raise ValueError("max_new_tokens must be at least 1")
         ids = np.asarray(context_ids, np.int64).reshape(-1)
-        if len(ids) and not (0 <= ids.min() and ids.max() < self._engine.vocabulary_size):
+        if len(ids) and not (ids.min() >= 0 and ids.max() < self._engine.vocabulary_size):
             raise ValueError(f"a context id lies outside the vocabulary of {self._engine.vocabulary_size}")
         self._usable = False
         sample = await self._engine._submit(self._row, ids, sampling, fresh=self._length == 0)
@@ -109,7 +112,7 @@ class TorchEngine:
     async def session(self, *, seed: int) -> TorchSession:
         """See `Model.session`. Raises EngineDied."""
         with self._lock:
-            self._check()
+            self.check()
             future: asyncio.Future[int] | None = None
             if self._free and not self._waiters:
                 row = heapq.heappop(self._free)
@@ -137,12 +140,12 @@ class TorchEngine:
             applied.set()
 
         with self._lock:
-            self._check()
+            self.check()
             self._inbox.append(apply)
             self._lock.notify()
         while not applied.wait(0.1):
             if not self._thread.is_alive():
-                self._check()
+                self.check()
                 raise EngineDied("the engine ended before the new weights were in place")
 
     async def close(self) -> None:
@@ -152,7 +155,7 @@ class TorchEngine:
             self._lock.notify()
         await asyncio.shield(asyncio.to_thread(self._thread.join))
 
-    async def _submit(self, row: int, ids: np.ndarray, sampling: Sampling, *, fresh: bool) -> Sample:
+    async def _submit(self, row: int, ids: Ints, sampling: Sampling, *, fresh: bool) -> Sample:
         running = asyncio.get_running_loop()
         future: asyncio.Future[Sample] = running.create_future()
 
@@ -162,7 +165,7 @@ class TorchEngine:
 
         request = Request(row=row, ids=ids, sampling=sampling, finish=finish, fresh=fresh)
         with self._lock:
-            self._check()
+            self.check()
             self._pending[row] = (running, future)
             self._inbox.append(lambda decoding: decoding.admit(request))
             self._lock.notify()
@@ -185,7 +188,7 @@ class TorchEngine:
         with self._lock:
             while self._waiters:
                 loop, future = self._waiters.popleft()
-                if self._call(loop, lambda future=future: self._grant(future, row)):
+                if self._call(loop, functools.partial(self._grant, future, row)):
                     return
             heapq.heappush(self._free, row)
 
@@ -197,10 +200,11 @@ class TorchEngine:
 
     def _tell(self, message: Callable[[DecodeLoop], None]) -> None:
         with self._lock:
-            self._check()
+            self.check()
             self._inbox.append(message)
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raises EngineDied when the engine ended."""
         if self._death is not None:
             raise EngineDied(str(self._death)) from self._death.__cause__
         if self._closing:
@@ -236,18 +240,18 @@ class TorchEngine:
         """One wake-up per event loop for all replies finished in this round."""
         finished, self._finished = self._finished, {}
         for loop, results in finished.items():
-            self._call(loop, lambda results=results: _resolve(results))
+            self._call(loop, functools.partial(_resolve, results))
 
     def _die(self, death: EngineDied) -> None:
         with self._lock:
             self._death = death
-            pending: list[tuple[asyncio.AbstractEventLoop, asyncio.Future]] = [*self._pending.values(), *self._waiters]
+            pending: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[Any]]] = [*self._pending.values(), *self._waiters]
             self._pending.clear()
             self._waiters.clear()
             self._inbox.clear()
         self._wake()
         for loop, future in pending:
-            self._call(loop, lambda future=future: _fail(future, death))
+            self._call(loop, functools.partial(_fail, future, death))
 
     @staticmethod
     def _call(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> bool:
@@ -265,6 +269,6 @@ def _resolve(results: list[tuple[asyncio.Future[Sample], Sample]]) -> None:
             future.set_result(sample)
 
 
-def _fail(future: asyncio.Future, death: EngineDied) -> None:
+def _fail(future: asyncio.Future[Any], death: EngineDied) -> None:
     if not future.done():
         future.set_exception(EngineDied(str(death)).with_traceback(None))
