@@ -65,12 +65,15 @@ class Recorder:
 
         return seen
 
-    def step(self, groups: Sequence[Group], stats: StepStats, parameters: Parameters, *, step: int, seconds: Mapping[str, float]) -> None:
-        """Keeps one training step: its episodes with their advantages, its figures, the machine's time."""
+    def episodes(self, groups: Sequence[Group], parameters: Parameters, *, step: int) -> None:
+        """Keeps one training step's episodes with the advantages they were trained with."""
         for group, result in zip(groups, step_advantages(groups, parameters), strict=True):
             for episode, advantage in zip(group.episodes, result.values, strict=True):
                 record = EpisodeRecord(step=step, split="train", episode=episode, advantage=advantage)
                 self.folder.append(Stream.TRAJECTORIES, record)
+
+    def step(self, groups: Sequence[Group], stats: StepStats, parameters: Parameters, *, step: int, seconds: Mapping[str, float]) -> None:
+        """Keeps one training step's figures and charges the machine's time."""
         self.charge(Activity.TRAINING, step=step, machine_s=sum(seconds.values()))
         row = step_finished(
             groups,

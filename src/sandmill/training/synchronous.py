@@ -48,7 +48,8 @@ def train(manifest: Manifest, folder: Path, *, resume: bool, listener: Listener)
                 parts.engine.publish(learner.version)
             run.step += 1
             with clock.part(StepPart.SAVING):
-                recorder.step(groups, stats, parameters, step=run.step, seconds=clock.seconds)
+                recorder.episodes(groups, parameters, step=run.step)
+            recorder.step(groups, stats, parameters, step=run.step, seconds=clock.seconds)
             run.save(if_due=True)
             if evaluation.every and run.step % evaluation.every == 0 and run.step < parameters.steps:
                 evaluate_splits(run, EvaluationPhase.DURING)

@@ -102,6 +102,8 @@ class Agent:
         try:
             reply = wire.parse_reply(data)
             listener = self._listeners.get(reply.id)
+            if listener is None and reply.op == wire.EXIT and 0 < reply.id <= self._last:
+                return  # a command that was killed in the moment it ended is reported twice: by its supervisor and by its death
             if listener is None:
                 raise wire.MalformedError(f"a reply to request {reply.id}, which nobody made")
             if listener.reply(reply, fd):
