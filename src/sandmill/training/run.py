@@ -104,6 +104,7 @@ def open_run(manifest: Manifest, path: Path, *, resume: bool, listener: Listener
     spec = manifest.spec
     environment = resolve_environment(spec)
     prices = RunPrices.of(spec.prices)
+    CostCap.of(spec.max_cost_usd, prices)  # a cap that cannot be held is refused before anything is spent
     with contextlib.ExitStack() as closing:
         folder = closing.enter_context(RunFolder.resume(path, manifest) if resume else RunFolder.create(path, manifest))
         starts = _starts(path)
