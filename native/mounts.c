@@ -23,7 +23,10 @@
 
 #define STAGE "/tmp" /* covered by the warden's own tmpfs in its private mount namespace; any folder would do */
 static const char *const PROGRAMS[] = {"usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32"};
-static const char *const DEVICES[] = {"null", "zero", "full", "random", "urandom", "tty"};
+static const struct {
+    const char *name;
+    unsigned major, minor;
+} DEVICES[] = {{"null", 1, 3}, {"zero", 1, 5}, {"full", 1, 7}, {"random", 1, 8}, {"urandom", 1, 9}, {"tty", 5, 0}};
 /* Configuration and sources that an administrator keeps below /usr: not programs. */
 static const char *const HIDDEN[] = {"local/etc", "local/src", "src"};
 
@@ -66,17 +69,23 @@ static int offer_programs(const struct node *node, const char *name) {
     return bind(from, to, MS_REC) || mount(NULL, to, NULL, MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV, NULL) ? -1 : 0;
 }
 
-static int offer_devices(void) {
+/* A node of our own where the kernel lets us, else the host's, bound. */
+static int offer_device(const char *name, unsigned major, unsigned minor, bool rootless) {
     char from[64], to[64];
+    snprintf(from, sizeof from, "/dev/%s", name);
+    snprintf(to, sizeof to, STAGE "/dev/%s", name);
+    if (!rootless && !mknod(to, S_IFCHR | 0666, makedev(major, minor))) return 0;
+    int fd = open(to, O_CREAT | O_WRONLY | O_CLOEXEC, 0666);
+    if (fd < 0) return -1;
+    close(fd);
+    return bind(from, to, 0);
+}
+
+static int offer_devices(bool rootless) {
+    char to[64];
     if (mount("tmpfs", STAGE "/dev", "tmpfs", MS_NOSUID | MS_NOEXEC, "size=64k,nr_inodes=64,mode=755")) return -1;
-    for (size_t i = 0; i < COUNT(DEVICES); i++) {
-        snprintf(from, sizeof from, "/dev/%s", DEVICES[i]);
-        snprintf(to, sizeof to, STAGE "/dev/%s", DEVICES[i]);
-        int fd = open(to, O_CREAT | O_WRONLY | O_CLOEXEC, 0666);
-        if (fd < 0) return -1;
-        close(fd);
-        if (bind(from, to, 0)) return -1;
-    }
+    for (size_t i = 0; i < COUNT(DEVICES); i++)
+        if (offer_device(DEVICES[i].name, DEVICES[i].major, DEVICES[i].minor, rootless)) return -1;
     static const char *const links[][2] = {{"pts/ptmx", "ptmx"}, {"/proc/self/fd", "fd"}, {"/proc/self/fd/0", "stdin"},
                                            {"/proc/self/fd/1", "stdout"}, {"/proc/self/fd/2", "stderr"}};
     for (size_t i = 0; i < COUNT(links); i++) {
@@ -126,7 +135,7 @@ const char *mounts_prepare_node(const struct node *node, const struct message *s
     }
     for (size_t i = 0; i < COUNT(PROGRAMS); i++)
         if (offer_programs(node, PROGRAMS[i])) return "programs";
-    if (offer_devices()) return "devices";
+    if (offer_devices(node->rootless)) return "devices";
     if (bind("/proc", STAGE "/proc", MS_REC)) return "proc";
     if (chdir(STAGE) || syscall(SYS_pivot_root, ".", ".")) return "pivot_root";
     if (umount2(".", MNT_DETACH) || chdir("/")) return "leaving the host's tree";
@@ -169,7 +178,9 @@ const char *mounts_enter_sandbox(uint64_t disk_bytes, uint64_t memory_bytes, con
     snprintf(text, sizeof text, "size=%llu,nr_inodes=%llu,mode=755", (unsigned long long)disk_bytes + 4096 /* meminfo */,
              (unsigned long long)(disk_bytes / 4096 + 1024));
     if (mount("tmpfs", "/scratch", "tmpfs", MS_NOSUID | MS_NODEV, text)) return "disk";
-    if (mkdir("/scratch/upper", 0755) || mkdir("/scratch/work", 0755) || mkdir("/scratch/shm", 01777)) return "disk folders";
+    if (mkdir("/scratch/upper", 0755) || mkdir("/scratch/work", 0755) || mkdir("/scratch/shm", 0700) ||
+        chmod("/scratch/shm", 01777))
+        return "disk folders";
     if (mount("overlay", "/new", "overlay", MS_NOSUID | MS_NODEV,
               "userxattr,lowerdir=/skeleton,upperdir=/scratch/upper,workdir=/scratch/work"))
         return "overlay";

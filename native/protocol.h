@@ -22,17 +22,18 @@ enum {
     EXEC_HOME = 16,              /* cwd is the sandbox's own workdir: when it was deleted, start in / instead of failing */
     OPEN_PARENTS = 32,           /* create missing parent folders first */
     REMOVE_TREE = 64,            /* a folder with everything in it */
+    HURRY = 128,                 /* WARDEN_HURRY: processes are being killed; without it, that is over */
 };
 
 /* ---- host -> warden ---- */
-enum { WARDEN_SETUP = 1, WARDEN_CREATE, WARDEN_DESTROY };
+enum { WARDEN_SETUP = 1, WARDEN_CREATE, WARDEN_DESTROY, WARDEN_HURRY /* no answer */ };
 
 struct warden_request {
     uint32_t op, sequence, flags, payload_bytes;
     uint64_t memory_bytes, disk_bytes; /* CREATE */
-    uint32_t cpu_us;                   /* CREATE: cpu time per 100 ms, 0: no quota */
+    uint32_t cpu_us;                   /* CREATE, HURRY: cpu time per 100 ms, 0: no quota */
     uint32_t processes;                /* CREATE */
-    uint32_t slot;                     /* DESTROY */
+    uint32_t slot;                     /* DESTROY, HURRY */
     uint32_t uid;                      /* CREATE: owner of workdir and files; uid of commands */
 };
 

@@ -30,17 +30,19 @@ static const char *raise_loopback(void) {
     return failed ? "loopback" : NULL;
 }
 
-static const char *join_cgroups(struct cgroup *group) {
+/* Joins all groups and leaves the one for cpu time (version 1) again: commands join that, each for itself, while the agent and its
+ * supervisors stay outside, where no fork bomb can keep them from being scheduled. */
+static const char *join_cgroups(const struct node *node, struct cgroup *group) {
     for (size_t i = 0; i < COUNT(group->tasks); i++)
         if (group->tasks[i] >= 0 && write(group->tasks[i], "0", 1) != 1) return "cgroups";
-    cgroup_close(group);
-    return unshare(CLONE_NEWCGROUP) ? "cgroup namespace" : NULL;
+    if (unshare(CLONE_NEWCGROUP)) return "cgroup namespace"; /* its root is where we are now: commands see "/" */
+    return node->outer_cpu_tasks >= 0 && write(node->outer_cpu_tasks, "0", 1) != 1 ? "cgroups" : NULL;
 }
 
 /* Everything between clone and the agent's loop. Returns what failed, with errno set, or NULL. */
 static const char *enter(const struct node *node, const struct warden_request *request, const char *workdir, struct cgroup *group) {
     const char *failed;
-    if ((failed = join_cgroups(group))) return failed;
+    if ((failed = join_cgroups(node, group))) return failed;
     if (!node->rootless && (setgroups(0, NULL) || setresgid(0, 0, 0) || setresuid(0, 0, 0))) return "identity";
     umask(022);
     if ((failed = mounts_enter_sandbox(request->disk_bytes, request->memory_bytes, workdir, node->rootless ? 0 : request->uid)))
@@ -67,10 +69,13 @@ static int signal_descriptor(void) {
     return signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
 }
 
-/* Leaves only the agent's descriptors open: 0-2 on /dev/null, 3 its socket, 4 its signals. */
-static int settle_descriptors(int socket) {
+/* Leaves only the agent's descriptors open: 0-2 on /dev/null, 3 its socket, 4 its signals, 5 where commands join their cpu group. */
+static int settle_descriptors(int socket, int cpu_tasks) {
+    int high = fcntl(cpu_tasks, F_DUPFD_CLOEXEC, 16); /* fails without a cpu group, and then there is no 5 */
     if (socket != 3 && dup3(socket, 3, O_CLOEXEC) < 0) return -1;
-    if (syscall(SYS_close_range, 4, ~0u, 0)) return -1;
+    if (high >= 0 && dup3(high, 5, O_CLOEXEC) < 0) return -1;
+    if (syscall(SYS_close_range, high >= 0 ? 6 : 5, ~0u, 0)) return -1;
+    close(4);
     int null = open("/dev/null", O_RDWR | O_CLOEXEC);
     for (int fd = 0; fd < 3; fd++)
         if (dup2(null, fd) < 0) return -1;
@@ -89,7 +94,7 @@ _Noreturn static void child(const struct node *node, const struct warden_request
     char byte;
     if (read(go, &byte, 1) != 1) _exit(1);
     const char *failed = enter(node, request, workdir, group);
-    if (!failed && settle_descriptors(socket)) failed = "descriptors";
+    if (!failed && settle_descriptors(socket, group->tasks[0])) failed = "descriptors";
     if (!failed) socket = 3;
     if (!failed && filter_install()) failed = "system-call filter";
     /* Last: each change of identity or dumpability above clears it. */

@@ -16,6 +16,7 @@ struct node {
     int cgroup_version;       /* 0: none */
     int cgroup_roots[3];      /* v1: cpu, memory, pids; v2: the first only */
     int cgroup_count;
+    int outer_cpu_tasks;      /* v1: task list of the node's own cpu group, -1 when there is none */
 };
 
 /* A received message. `payload` is inside the message or mapped from its memfd. */
@@ -50,6 +51,7 @@ struct cgroup {
 int cgroup_make(const struct node *node, uint32_t slot, const struct warden_request *limits, struct cgroup *group);
 void cgroup_close(struct cgroup *group);
 void cgroup_remove(const struct node *node, uint32_t slot, struct warden_reply *account);
+void cgroup_hurry(const struct node *node, uint32_t slot, bool hurry, uint32_t cpu_us);
 void cgroup_remove_roots(const struct node *node);
 
 /* mounts.c */
@@ -78,6 +80,7 @@ void spawn_sandbox(struct node *node, const struct warden_request *request, cons
                    struct sandbox *sandbox);
 
 /* agent.c, exec.c */
+enum { CPU_TASKS = 5 /* descriptor of the cpu group's task list, when there is one */ };
 _Noreturn void agent_serve(int socket, int signals);
 struct job {
     pid_t supervisor;         /* 0: free */

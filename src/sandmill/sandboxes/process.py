@@ -322,7 +322,7 @@ class Process:
 
     async def _kill(self) -> None:
         if self.returncode is None:
-            self._agent.send(wire.agent_request(wire.KILL_TREE, self.id))
+            self._agent.kill_tree(self.id)
         try:
             async with asyncio.timeout(_KILL_PATIENCE_S):
                 await asyncio.shield(self._exited)

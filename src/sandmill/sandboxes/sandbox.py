@@ -189,7 +189,7 @@ class Sandbox:
         try:
             reply = await asyncio.shield(capture.future)
         except asyncio.CancelledError:
-            agent.send(wire.agent_request(wire.KILL_TREE, id))
+            agent.kill_tree(id)
             raise
         finally:
             if deadline is not None:
@@ -310,7 +310,7 @@ class Sandbox:
     async def begin(self, files: bytes) -> None:
         """Comes to life. On the sandbox loop, once."""
         self._birth = birth = await self._node.create(self.spec, files)
-        self._agent = agent = Agent(birth.agent, self._lost)
+        self._agent = agent = Agent(birth.agent, self._lost, self._hurry)
         ready = agent.expect_ready()
         try:
             async with asyncio.timeout(_READY_S):
@@ -338,11 +338,15 @@ class Sandbox:
     async def _end_commands(self, agent: Agent) -> None:
         """Kills what runs and gives each command a moment to hand over its output."""
         for id in agent.commands:
-            agent.send(wire.agent_request(wire.KILL_TREE, id))
+            agent.kill_tree(id)
         for _ in range(_LAST_WORDS_STEPS):
             if not agent.commands:
                 return
             await asyncio.sleep(_LAST_WORDS_S / _LAST_WORDS_STEPS)
+
+    def _hurry(self, on: bool) -> None:
+        if self._birth is not None:
+            self._node.hurry(self._birth.slot, on, self.spec.cpu)
 
     def _lost(self, why: str) -> None:
         """The agent's end of the conversation closed without our asking."""
@@ -361,7 +365,7 @@ class Sandbox:
     def _expire(self, id: int, capture: Capture) -> None:
         """A command's deadline. If even the kill has no effect, the sandbox ends."""
         if self._agent is not None and self._gone is None:
-            self._agent.send(wire.agent_request(wire.KILL_TREE, id))
+            self._agent.kill_tree(id)
             asyncio.get_running_loop().call_later(_KILL_PATIENCE_S, self._give_up, capture)
 
     def _give_up(self, capture: Capture) -> None:

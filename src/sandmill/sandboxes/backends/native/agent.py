@@ -52,13 +52,19 @@ class _One:
 
 
 class Agent:
-    """One sandbox's agent, on the sandbox loop. `on_end(why)` is called once when the conversation breaks from the other side."""
+    """One sandbox's agent, on the sandbox loop.
 
-    def __init__(self, end: socket.socket, on_end: Callable[[str], None]) -> None:
+    `on_end(why)` is called once when the conversation breaks from the other side; `hurry(True)` when a command's tree is about
+    to be killed and `hurry(False)` when it is dead: under a cpu quota the tree would delay its own end.
+    """
+
+    def __init__(self, end: socket.socket, on_end: Callable[[str], None], hurry: Callable[[bool], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._listeners: dict[int, Listener] = {}
         self._last = 0
         self._on_end = on_end
+        self._hurry = hurry
+        self._killing: set[int] = set()
         self._channel = Channel(self._loop, end, self._message, lambda: on_end(""))
 
     def expect_ready(self) -> asyncio.Future[tuple[wire.AgentReply, int]]:
@@ -76,6 +82,15 @@ class Agent:
     def send(self, message: wire.Message, *, close: tuple[int, ...] = ()) -> None:
         """Sends a message made with an id of `listen`."""
         self._channel.send(message, close=close)
+
+    def kill_tree(self, id: int) -> None:
+        """Has a command and everything it started killed; its end is reported as any other. Idempotent."""
+        if id not in self._listeners:
+            return
+        if not self._killing:
+            self._hurry(True)
+        self._killing.add(id)
+        self._channel.send(wire.agent_request(wire.KILL_TREE, id))
 
     async def ask(
         self, op: int, payload: bytes = b"", *, flags: int = 0, uid: int = 0, first: int = 0, second: int = 0
@@ -98,6 +113,12 @@ class Agent:
         for listener in listeners.values():
             listener.gone(error)
 
+    def _dead(self, id: int) -> None:
+        if id in self._killing:
+            self._killing.discard(id)
+            if not self._killing:
+                self._hurry(False)
+
     def _message(self, data: bytes, fd: int) -> None:
         try:
             reply = wire.parse_reply(data)
@@ -108,6 +129,7 @@ class Agent:
                 raise wire.MalformedError(f"a reply to request {reply.id}, which nobody made")
             if listener.reply(reply, fd):
                 self._listeners.pop(reply.id, None)
+                self._dead(reply.id)
         except wire.MalformedError as error:
             if fd >= 0:
                 os.close(fd)

@@ -23,8 +23,9 @@ EXEC_TTY: Final = 8
 EXEC_HOME: Final = 16
 OPEN_PARENTS: Final = 32
 REMOVE_TREE: Final = 64
+HURRY_ON: Final = 128
 
-SETUP, CREATE, DESTROY = 1, 2, 3
+SETUP, CREATE, DESTROY, HURRY = 1, 2, 3, 4
 READY, EXEC, SIGNAL, KILL_TREE, KILL_ALL, PING, OPEN, WRITE, REMOVE, MKDIR, OUTPUT, EXIT, STARTED = range(1, 14)
 
 OUTPUT_TRUNCATED: Final = 1
@@ -86,6 +87,7 @@ def warden_request(
     sequence: int,
     payload: bytes = b"",
     *,
+    flags: int = 0,
     memory_bytes: int = 0,
     disk_bytes: int = 0,
     cpu_us: int = 0,
@@ -94,8 +96,8 @@ def warden_request(
     uid: int = 0,
 ) -> Message:
     """A request to the warden."""
-    flags, inline, memfd = _place(payload)
-    head = _WARDEN_REQUEST.pack(op, sequence, flags, len(payload), memory_bytes, disk_bytes, cpu_us, processes, slot, uid)
+    placed, inline, memfd = _place(payload)
+    head = _WARDEN_REQUEST.pack(op, sequence, flags | placed, len(payload), memory_bytes, disk_bytes, cpu_us, processes, slot, uid)
     return Message(head + inline, () if memfd < 0 else (memfd,), memfd)
 
 
