@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sandmill.config.load import load_manifest, parse_manifest
+from sandmill.config.load import load_manifest, parse_manifest, with_place
 from sandmill.config.manifest import AdvantageScale, Manifest
 from sandmill.errors import ConfigError
 
@@ -31,7 +31,7 @@ spec:
     advantage: leave-one-out
     lora: {r: 16, alpha: 32, topLayers: 10}
   sandbox: {memory: 512Mi, commandTimeout: 10s}
-  prices: {machinePerHour: 2.6}
+  prices: {machinePerHour: 2.6, sandboxPerHour: "0.0179"}
   maxCostUSD: 5
 """
 
@@ -84,6 +84,7 @@ def test_the_resolved_manifest_loads_again_as_itself():
         (b"{uri: sandmill/tiny-shell}", b"tiny", 4, "spec.model", "expected a mapping"),
         (b"sandmill/tiny-shell", b"''", 4, "spec.model.uri", "printable"),
         (b"maxTurns: 3", b"minGroupSize: 9", 12, "spec.parameters.minGroupSize", "numGenerations"),
+        (b', sandboxPerHour: "0.0179"', b"", 19, "spec.maxCostUSD", "spec.prices.sandboxPerHour is unknown"),
         (b"spec:", b"kind: Sandbox\nspec:", 2, "kind", "TrainingJob"),
     ],
 )
@@ -152,6 +153,17 @@ def test_overrides_replace_add_and_are_checked_like_the_file():
     assert "is not valid YAML" in str(refused(GOOD, "spec.parameters.steps=["))
     assert "it belongs to spec" in str(refused(GOOD, "parameters.steps=1"))
     assert "write it as" in str(refused(GOOD, "\x1b[31m=1"))
+
+
+def test_a_later_error_about_a_field_gets_its_place_in_the_file(tmp_path):
+    (tmp_path / "demo.yaml").write_bytes(GOOD)
+    late = ConfigError("there is no such thing", field="spec.environment.options.depth")
+    placed = with_place(late, tmp_path / "demo.yaml", [])
+    assert str(placed) == f"{tmp_path}/demo.yaml:10: spec.environment.options.depth: there is no such thing"
+    overridden = with_place(late, tmp_path / "demo.yaml", ["spec.environment.options.depth=7"])
+    assert overridden.file == "--set spec.environment.options.depth=7"
+    (tmp_path / "demo.yaml").unlink()
+    assert with_place(late, tmp_path / "demo.yaml", []) is late
 
 
 def test_files_that_cannot_be_read(tmp_path):

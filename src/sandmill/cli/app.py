@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -105,6 +107,8 @@ def run(arguments: list[str] | None = None) -> int:
     own = words[: words.index("--")] if "--" in words else words
     debug, as_json = "--debug" in own, "--json" in own
     own = [word for word in own if word != "--debug"]
+    if not debug:
+        _quiet_libraries()
     try:
         result: Any = app(own + words[len(own) + debug :] if debug else words, prog_name="sandmill", standalone_mode=False)
         sys.stdout.flush()
@@ -119,6 +123,13 @@ def run(arguments: list[str] | None = None) -> int:
             error = error.__context__
         return report_failure(error, debug=debug, as_json=as_json)
     return result if isinstance(result, int) else 0
+
+
+def _quiet_libraries() -> None:
+    """Progress bars and deprecation notes of libraries would tear the live display and mix into logs; `--debug` keeps them."""
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    warnings.simplefilter("ignore")
 
 
 def _usage(error: typer.TyperException, *, debug: bool, as_json: bool) -> int:

@@ -12,13 +12,15 @@ from pathlib import Path
 import msgspec
 
 from sandmill.cli.progress import Display, json_line, listening
-from sandmill.config.load import load_manifest
+from sandmill.config.load import load_manifest, with_place
 from sandmill.config.manifest import Manifest
 from sandmill.errors import ConfigError
 from sandmill.reports.inert import inert
 from sandmill.rollouts.events import RunSummary
 
 RUNS = Path("runs")
+STOPPED_EARLY = 5
+"""The run ended before its last step and nobody asked it to, as a cost cap does."""
 
 
 class RunFinished(msgspec.Struct, frozen=True, kw_only=True, tag="run-finished", tag_field="event"):
@@ -46,10 +48,16 @@ def run(file: Path, *, resume: bool, folder: Path | None, overrides: Sequence[st
     with listening(title, as_json=as_json, on_request=on_request) as (listener, interrupts):
         from sandmill.training.synchronous import train
 
-        summary = train(manifest, target, resume=resume, listener=listener)
+        try:
+            summary = train(manifest, target, resume=resume, listener=listener)
+        except ConfigError as error:
+            raise with_place(error, file, overrides) from error
     page = finish(target, quiet=as_json)
     if as_json:
         sys.stdout.write(json_line(RunFinished(run=str(target), report=str(page), summary=summary)) + "\n")
+    if summary.interrupted and not interrupts.requested:
+        sys.stderr.write(inert(f"stopped after step {summary.steps_done} of {summary.steps}, see the warnings; go on with: {go_on}") + "\n")
+        return STOPPED_EARLY
     if summary.interrupted:
         sys.stderr.write(
             inert(f"stopped after step {summary.steps_done} of {summary.steps}, everything is saved; go on with: {go_on}") + "\n"

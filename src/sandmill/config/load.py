@@ -53,6 +53,25 @@ def parse_manifest(data: bytes, overrides: Sequence[str] = (), *, file: str = "<
     return _consistent(manifest, root)
 
 
+def override_manifest(manifest: Manifest, overrides: Sequence[str]) -> Manifest:
+    """`manifest` with "--set" overrides applied and everything checked again. Raises ConfigError."""
+    return parse_manifest(msgspec.json.encode(manifest), overrides, file="manifest.json") if overrides else manifest
+
+
+def with_place(error: ConfigError, path: Path, overrides: Sequence[str]) -> ConfigError:
+    """The same error with the file and line of its field, where the manifest in `path` (or an override) has that field."""
+    if error.file is not None or error.field is None or not error.field.startswith("spec."):
+        return error
+    try:
+        root = parse_document(_read(path), str(path))
+        for override in overrides:
+            root = _overridden(root, override)
+    except ConfigError:
+        return error
+    node = locate(root, error.field)
+    return ConfigError(error.message, file=node.file, line=node.shown_line, field=error.field)
+
+
 def _read(path: Path) -> bytes:
     try:
         with open(path, "rb", opener=_open_without_waiting) as stream:
@@ -121,6 +140,10 @@ def _consistent(manifest: Manifest, root: Node) -> Manifest:
     for field, text in (("spec.model.uri", spec.model.uri), ("spec.environment.name", spec.environment.name)):
         if not text.strip() or not text.isprintable():
             raise _refusal(root, field, "expected a name of printable characters, found " + locate(root, field).found)
+    prices = {"machinePerHour": spec.prices.machine_per_hour, "sandboxPerHour": spec.prices.sandbox_per_hour}
+    if spec.max_cost_usd is not None and (unknown := [name for name, price in prices.items() if price is None]):
+        message = f"a cap cannot be held while spec.prices.{unknown[0]} is unknown: set it or drop the cap"
+        raise _refusal(root, "spec.maxCostUSD", message)
     if spec.parameters.min_group_size > spec.parameters.num_generations:
         message = (
             f"a group has numGenerations = {spec.parameters.num_generations} episodes, so this cannot be {spec.parameters.min_group_size}"
