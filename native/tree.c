@@ -23,6 +23,11 @@ struct table {
     } entries[MOST_PROCESSES];
 };
 
+struct victims {
+    pid_t pids[MOST_PROCESSES];
+    int count;
+};
+
 static pid_t parent_of(int proc, const char *pid) {
     char path[32], text[512];
     snprintf(path, sizeof path, "%.16s/stat", pid);
@@ -35,14 +40,23 @@ static pid_t parent_of(int proc, const char *pid) {
     return name_end && strlen(name_end) > 4 ? (pid_t)strtol(name_end + 4, NULL, 10) : -1;
 }
 
-static void list_processes(struct table *table) {
+static bool contains(const struct victims *victims, pid_t pid) {
+    for (int i = 0; i < victims->count; i++)
+        if (victims->pids[i] == pid) return true;
+    return false;
+}
+
+/* Lists all processes with their parents. Known victims are below by definition: their (slow) stat files need no second look. */
+static void list_processes(struct table *table, const struct victims *victims) {
     DIR *list = opendir("/proc");
     table->count = 0;
     if (!list) return;
     for (struct dirent *entry; table->count < MOST_PROCESSES && (entry = readdir(list));) {
         if (entry->d_name[0] < '1' || entry->d_name[0] > '9') continue;
-        pid_t parent = parent_of(dirfd(list), entry->d_name);
-        if (parent > 0) table->entries[table->count++] = (struct entry){(pid_t)atoi(entry->d_name), parent, false};
+        pid_t pid = (pid_t)atoi(entry->d_name);
+        bool known = contains(victims, pid);
+        pid_t parent = known ? 0 : parent_of(dirfd(list), entry->d_name);
+        if (parent >= 0) table->entries[table->count++] = (struct entry){pid, parent, known};
     }
     closedir(list);
 }
@@ -65,35 +79,35 @@ static void mark_descendants(struct table *table, pid_t root) {
     }
 }
 
-static bool contains(const pid_t *pids, int count, pid_t pid) {
-    for (int i = 0; i < count; i++)
-        if (pids[i] == pid) return true;
-    return false;
-}
-
-/* Signals every descendant of `root`, until a look at the whole table finds none that was not signalled before. Gives up after
- * `deadline_us`; returns whether it was done by then. */
-static bool signal_descendants(pid_t root, int signal, uint64_t deadline_us) {
+/* Stops every descendant of `root` that is not among the victims yet, until a look at the whole table finds no more, or until the
+ * deadline. Returns whether it was done by then. */
+static bool stop_descendants(pid_t root, struct victims *victims, uint64_t deadline_us) {
     static struct table table;
-    static pid_t done[MOST_PROCESSES];
-    int count = 0, before;
+    int before;
     do {
-        before = count;
-        list_processes(&table);
+        before = victims->count;
+        list_processes(&table, victims);
         mark_descendants(&table, root);
         for (int i = 0; i < table.count; i++) {
             struct entry *entry = &table.entries[i];
-            if (!entry->below || count == MOST_PROCESSES || contains(done, count, entry->pid)) continue;
-            kill(entry->pid, signal);
-            done[count++] = entry->pid;
+            if (!entry->below || victims->count == MOST_PROCESSES || contains(victims, entry->pid)) continue;
+            kill(entry->pid, SIGSTOP);
+            victims->pids[victims->count++] = entry->pid;
         }
-    } while (count > before && now_us() < deadline_us);
-    return count == before;
+    } while (victims->count > before && now_us() < deadline_us);
+    return victims->count == before;
 }
 
-/* Kills everything below `root`, which stays. When a tree outruns 60 ms, everything in the sandbox but `root` and init dies. */
+/* Kills everything below `root`, which stays. When a tree outruns 80 ms, everything in the sandbox but `root` and init dies. */
 void kill_descendants(pid_t root) {
-    uint64_t deadline = now_us() + 60000;
-    signal_descendants(root, SIGSTOP, deadline);
-    if (!signal_descendants(root, SIGKILL, deadline)) kill(-1, SIGKILL);
+    static struct victims victims;
+    uint64_t deadline = now_us() + 80000;
+    bool done = false;
+    victims.count = 0;
+    for (int killed = 0; !done && now_us() < deadline;) {
+        if (!stop_descendants(root, &victims, deadline)) break;
+        done = killed == victims.count; /* a further look found nobody: none woke the stopped ones before they were killed */
+        for (; killed < victims.count; killed++) kill(victims.pids[killed], SIGKILL);
+    }
+    if (!done) kill(-1, SIGKILL);
 }

@@ -181,11 +181,11 @@ int main(int argc, char **argv) {
     node.rootless = geteuid() != 0;
     node.cgroup_version = atoi(argv[4]);
     for (int i = 5; i < argc && node.cgroup_count < 3; i++) node.cgroup_roots[node.cgroup_count++] = atoi(argv[i]);
-    node.outer_cpu_tasks = node.cgroup_version == 1 ? openat(node.cgroup_roots[0], "tasks", O_WRONLY | O_CLOEXEC) : -1;
+    node.outer_cpu_tasks = node.cgroup_version == 1 ? openat(node.cgroup_roots[0], "../tasks", O_WRONLY | O_CLOEXEC) : -1;
     hide_arguments(argc, argv);
     raise_descriptor_limit();
     /* Agents and supervisors inherit it, commands give it back: a kill must not queue behind 256 processes that spin. */
-    setpriority(PRIO_PROCESS, 0, -20);
+    setpriority(PRIO_PROCESS, 0, -10);
     signal(SIGPIPE, SIG_IGN);
     sigset_t set;
     sigemptyset(&set);

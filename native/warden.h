@@ -16,7 +16,7 @@ struct node {
     int cgroup_version;       /* 0: none */
     int cgroup_roots[3];      /* v1: cpu, memory, pids; v2: the first only */
     int cgroup_count;
-    int outer_cpu_tasks;      /* v1: task list of the node's own cpu group, -1 when there is none */
+    int outer_cpu_tasks;      /* v1: task list of the cpu group that the host process is in; -1 when there is none */
 };
 
 /* A received message. `payload` is inside the message or mapped from its memfd. */

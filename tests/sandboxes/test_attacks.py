@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.sandboxes.conftest import Maker
 
 from sandmill.errors import SandboxFileError
 from sandmill.sandboxes import Sandbox
-from tests.sandboxes.conftest import Maker
 
 
 def python(box: Sandbox, script: str, *, user: str = "user", timeout: float = 30) -> str:
@@ -181,7 +181,8 @@ def test_a_unix_socket_of_the_host_below_usr_is_not_reachable(box: Sandbox) -> N
             server.bind(path)
             os.chmod(path, 0o777)
             server.listen()
-            script = f"import socket\ntry: socket.socket(socket.AF_UNIX).connect({path!r}); print('connected')\nexcept OSError as e: print(e.errno)"
+            attempt = f"socket.socket(socket.AF_UNIX).connect({path!r}); print('connected')"
+            script = f"import socket\ntry: {attempt}\nexcept OSError as e: print(e.errno)"
             assert int(python(box, script)) in (errno.ECONNREFUSED, errno.ENOENT)
         finally:
             Path(path).unlink(missing_ok=True)
@@ -225,10 +226,7 @@ for flag in (0x10000000, 0x00020000, 0x40000000, 0x20000000, 0x08000000, 0x04000
 
 def test_a_32_bit_system_call_kills(box: Sandbox) -> None:
     """`int 0x80` enters by another table, where the filter's numbers mean other things."""
-    if os.uname().machine == "x86_64":
-        code = bytes.fromhex("b814000000cd80c3")  # mov eax, 20 (getpid); int 0x80; ret
-    else:
-        code = bytes.fromhex("00000000")
+    code = bytes.fromhex("b814000000cd80c3" if os.uname().machine == "x86_64" else "00000000")  # mov eax, 20 (getpid); int 0x80; ret
     script = f"""
 import ctypes, mmap
 page = mmap.mmap(-1, 4096, prot=7)
