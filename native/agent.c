@@ -159,7 +159,7 @@ static void use_path(const struct agent_request *request, const struct message *
     const char *path = (const char *)message->payload;
     if (message->payload_bytes && path[message->payload_bytes - 1] == 0 && path[0] == '/') {
         error = filesystem_identity(request->uid) ? errno : act_on_path(request, path, &fd);
-        filesystem_identity(getuid());
+        own_identity();
     }
     reply(request, error, 0, fd);
     if (fd >= 0) close(fd);
@@ -180,7 +180,7 @@ static void remove_folder(const struct agent_request *request, const struct mess
 static void write_batch(const struct agent_request *request, const struct message *message) {
     struct batch_result result = {.error = EPERM};
     if (!filesystem_identity(request->uid)) result = batch_unpack(message->payload, message->payload_bytes);
-    filesystem_identity(getuid());
+    own_identity();
     struct agent_reply answer = {.op = AGENT_WRITE, .id = request->id, .status = result.error};
     wire_send(channel, &answer, sizeof answer, result.path, strlen(result.path), -1);
 }

@@ -3,6 +3,7 @@
 #include "warden.h"
 #include <errno.h>
 #include <linux/capability.h>
+#include <signal.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -54,9 +55,20 @@ int privileges_become(uint32_t uid) {
     return (int)syscall(SYS_setresuid, uid, uid, uid);
 }
 
+/* Ties the agent's life to the warden's and keeps its memory unreadable. Every change of identity undoes both. */
+int privileges_bind_to_parent(void) {
+    return prctl(PR_SET_DUMPABLE, 0) || prctl(PR_SET_PDEATHSIG, SIGKILL) ? -1 : 0;
+}
+
 /* Whose rights file operations use; dropping root's also drops its capabilities over files until it comes back. */
 int filesystem_identity(uint32_t uid) {
     syscall(SYS_setfsgid, uid);
     syscall(SYS_setfsuid, uid);
     return syscall(SYS_setfsuid, -1) == (long)uid ? 0 : (errno = EPERM, -1);
+}
+
+/* The agent's own again. */
+void own_identity(void) {
+    filesystem_identity(getuid());
+    privileges_bind_to_parent();
 }

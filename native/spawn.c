@@ -12,7 +12,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
-#include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -55,7 +54,7 @@ static const char *enter(const struct node *node, const struct warden_request *r
 static struct batch_result place_files(uint32_t uid, const unsigned char *payload, size_t bytes) {
     if (filesystem_identity(uid)) return (struct batch_result){.error = errno};
     struct batch_result result = batch_unpack(payload, bytes);
-    filesystem_identity(getuid());
+    own_identity();
     return result;
 }
 
@@ -97,8 +96,7 @@ _Noreturn static void child(const struct node *node, const struct warden_request
     if (!failed && settle_descriptors(socket, group->tasks[0])) failed = "descriptors";
     if (!failed) socket = 3;
     if (!failed && filter_install()) failed = "system-call filter";
-    /* Last: each change of identity or dumpability above clears it. */
-    if (!failed && prctl(PR_SET_PDEATHSIG, SIGKILL)) failed = "parent death signal";
+    if (!failed && privileges_bind_to_parent()) failed = "parent death signal";
     if (failed) {
         ready.status = errno;
         text = failed;

@@ -65,7 +65,9 @@ int filter_install(void);
 /* privileges.c */
 int privileges_reduce_agent(const struct node *node, const struct warden_request *limits);
 int privileges_become(uint32_t uid);
+int privileges_bind_to_parent(void);
 int filesystem_identity(uint32_t uid);
+void own_identity(void);
 
 /* spawn.c */
 struct sandbox {

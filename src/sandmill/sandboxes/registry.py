@@ -68,6 +68,7 @@ class Registry:
     def __init__(self) -> None:
         self._live: dict[str, Listed] = {}
         self._server: asyncio.Server | None = None
+        self._stops: set[asyncio.Task[None]] = set()
 
     def add(self, id: str, sandbox: Listed) -> None:
         """From now on it is listed."""
@@ -89,6 +90,13 @@ class Registry:
         """Answers no more."""
         if self._server is not None:
             self._server.close()
+
+    def stop_all(self, reason: str) -> None:
+        """Ends every one of them, without waiting for it."""
+        for sandbox in list(self._live.values()):
+            task = asyncio.get_running_loop().create_task(sandbox.stop(reason))
+            self._stops.add(task)
+            task.add_done_callback(self._stops.discard)
 
     async def stop_named(self, wanted: str) -> tuple[SandboxRecord, ...]:
         """Stops those with this name or id."""

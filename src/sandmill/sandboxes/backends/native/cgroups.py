@@ -5,7 +5,6 @@ New groups go below the process's own ones, so that whatever bounds this process
 
 from __future__ import annotations
 
-import contextlib
 import os
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -87,10 +86,15 @@ def _folder(mount: tuple[Path, str], own: str) -> Path:
     return folder if folder.is_dir() else point
 
 
-def remove(folder: Path) -> None:
-    """Removes a group and the groups below it; what still holds processes stays."""
-    with contextlib.suppress(OSError):
+def remove(folder: Path) -> bool:
+    """Removes a group and the groups below it. False while something of it still holds processes."""
+    try:
         for child in list(folder.iterdir()):
             if child.is_dir():
                 remove(child)
         folder.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True

@@ -143,6 +143,7 @@ class Node:
             future.set_exception(SandboxCreateFailed("the sandbox warden has died; the next creation starts another"))
             future.exception()
         self._waiting.clear()
+        self.registry.stop_all("the sandbox warden died")
         asyncio.get_running_loop().run_in_executor(None, self.abandon)
 
 

@@ -10,6 +10,7 @@ removes what dead owners left.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import secrets
@@ -23,6 +24,7 @@ import msgspec
 from sandmill.sandboxes.backends.native import cgroups
 
 _LONGEST_CLAIM_S = 60.0
+_DYING_S = 5.0
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,13 +92,18 @@ def sweep(root: Path | None = None) -> int:
 
 
 def discard(folder: Path) -> None:
-    """Removes one owner's control groups and folder. Idempotent."""
-    try:
-        owner = msgspec.json.decode((folder / "owner.json").read_bytes(), type=Owner)
-        for group in owner.cgroups:
-            cgroups.remove(Path(group))
-    except (OSError, msgspec.DecodeError):
-        pass
+    """Removes one owner's control groups and folder. Idempotent.
+
+    Processes that were just killed take a moment to leave their groups. If some never do, the folder stays for a later sweep.
+    """
+    groups: tuple[str, ...] = ()
+    with contextlib.suppress(OSError, msgspec.DecodeError):
+        groups = msgspec.json.decode((folder / "owner.json").read_bytes(), type=Owner).cgroups
+    deadline = time.monotonic() + _DYING_S
+    while not all([cgroups.remove(Path(group)) for group in groups]):
+        if time.monotonic() > deadline:
+            return
+        time.sleep(0.01)
     shutil.rmtree(folder, ignore_errors=True)
 
 
