@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from sandmill.cli import boxes
-from sandmill.cli.failures import report_failure
+from sandmill.cli.failures import carried, report_failure
 from sandmill.errors import ConfigError
 
 app = typer.Typer(
@@ -60,7 +60,8 @@ def train(
     """Trains as a manifest says, and writes a run folder with a report."""
     from sandmill.cli import train as command
 
-    raise typer.Exit(command.run(file, resume=resume, folder=run, overrides=overrides or [], as_json=as_json, preview=preview))
+    asked = command.Asked(file=file, resume=resume, folder=run, overrides=tuple(overrides or ()))
+    raise typer.Exit(carried(lambda: command.preview(asked, as_json=as_json) if preview else command.run(asked, as_json=as_json)))
 
 
 @app.command(name="eval")
@@ -78,7 +79,7 @@ def evaluate(
 
     splits, changes = tuple(split or ()), tuple(overrides or ())
     asked = command.Asked(target=target, splits=splits, adapter=adapter, samples=samples, greedy=greedy, overrides=changes)
-    raise typer.Exit(command.run(asked, as_json=as_json))
+    raise typer.Exit(carried(lambda: command.run(asked, as_json=as_json)))
 
 
 @app.command()
@@ -90,7 +91,7 @@ def report(
     """Recomputes a run's report.html and its summary from the folder."""
     from sandmill.cli import report as command
 
-    raise typer.Exit(command.run(run, show=show, as_json=as_json))
+    raise typer.Exit(carried(lambda: command.run(run, show=show, as_json=as_json)))
 
 
 @app.command()
@@ -98,7 +99,7 @@ def doctor(as_json: Json = False) -> None:
     """Says what this machine can do, in plain words, with the fix for what it cannot."""
     from sandmill.cli import doctor as command
 
-    raise typer.Exit(command.run(as_json=as_json))
+    raise typer.Exit(carried(lambda: command.run(as_json=as_json)))
 
 
 def run(arguments: list[str] | None = None) -> int:

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from sandmill.cli.failures import carried
+
 app = typer.Typer(
     help="Runs commands in isolated sandboxes on this machine.",
     no_args_is_help=True,
@@ -39,7 +41,7 @@ def run(
     from sandmill.cli import box
 
     wanted = box.Wanted.of(cpu=cpu, memory=memory, disk=disk, env=env or [], workdir=workdir, files=file or [], user=user)
-    raise typer.Exit(box.run(command, wanted, timeout=timeout, interactive=stdin))
+    raise typer.Exit(carried(lambda: box.run(command, wanted, timeout=timeout, interactive=stdin)))
 
 
 @app.command()
@@ -57,7 +59,7 @@ def shell(
     from sandmill.cli.box import Wanted
 
     wanted = Wanted.of(cpu=cpu, memory=memory, disk=disk, env=env or [], workdir=workdir, files=file or [], user=user)
-    raise typer.Exit(box_shell.shell(wanted))
+    raise typer.Exit(carried(lambda: box_shell.shell(wanted)))
 
 
 @app.command(name="ls")
@@ -65,7 +67,7 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout a
     """Lists the sandboxes alive on this machine."""
     from sandmill.cli import box
 
-    raise typer.Exit(box.list_boxes(as_json=as_json))
+    raise typer.Exit(carried(lambda: box.list_boxes(as_json=as_json)))
 
 
 @app.command()
@@ -76,4 +78,4 @@ def stop(
     """Stops sandboxes."""
     from sandmill.cli import box
 
-    raise typer.Exit(box.stop(names or [], every=every))
+    raise typer.Exit(carried(lambda: box.stop(names or [], every=every)))

@@ -20,6 +20,7 @@ import json
 import os
 import sys
 import traceback
+from collections.abc import Callable
 
 from sandmill.errors import (
     ConfigError,
@@ -46,9 +47,21 @@ _CODES: tuple[tuple[type[SandmillError], int], ...] = (
 )
 
 
+class StoppedError(Exception):
+    """A KeyboardInterrupt on its way through the command-line library, which would swallow one."""
+
+
+def carried(body: Callable[[], int]) -> int:
+    """Runs a command's body; a KeyboardInterrupt leaves it as StoppedError."""
+    try:
+        return body()
+    except KeyboardInterrupt as error:
+        raise StoppedError from error
+
+
 def exit_code_of(error: BaseException) -> int:
     """The documented exit code of an exception."""
-    if isinstance(error, KeyboardInterrupt):
+    if isinstance(error, KeyboardInterrupt | StoppedError):
         return INTERRUPTED
     if isinstance(error, BrokenPipeError):
         return READER_GONE
@@ -57,7 +70,7 @@ def exit_code_of(error: BaseException) -> int:
 
 def sentence_of(error: BaseException) -> str:
     """What a person reads; one line, inert."""
-    if isinstance(error, KeyboardInterrupt):
+    if isinstance(error, KeyboardInterrupt | StoppedError):
         return "stopped at once; what was saved before is intact"
     if isinstance(error, SandmillError):
         return inert(_said(error), limit=2000)

@@ -7,13 +7,13 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from sandmill.cli.progress import Display, json_line, listening
 from sandmill.config.load import load_manifest, with_place
-from sandmill.config.manifest import Manifest
 from sandmill.errors import ConfigError
 from sandmill.reports.inert import inert
 from sandmill.rollouts.events import RunSummary
@@ -31,16 +31,29 @@ class RunFinished(msgspec.Struct, frozen=True, kw_only=True, tag="run-finished",
     summary: RunSummary
 
 
-def run(file: Path, *, resume: bool, folder: Path | None, overrides: Sequence[str], as_json: bool, preview: bool) -> int:
-    """Trains and returns the exit code. Raises SandmillError."""
-    manifest = load_manifest(file, overrides)
-    if preview:
-        from sandmill.cli.preview import show_preview
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """The words of the command line. `folder` None: a new one, or with `resume` the newest of this manifest."""
 
-        return show_preview(manifest, as_json=as_json)
-    target = folder or (latest_run(file) if resume else new_run(file))
+    file: Path
+    resume: bool
+    folder: Path | None
+    overrides: tuple[str, ...]
+
+
+def preview(asked: Asked, *, as_json: bool) -> int:
+    """Prints what the run would be and returns the exit code. Raises ConfigError."""
+    from sandmill.cli.preview import show_preview
+
+    return show_preview(load_manifest(asked.file, asked.overrides), as_json=as_json)
+
+
+def run(asked: Asked, *, as_json: bool) -> int:
+    """Trains and returns the exit code. Raises SandmillError."""
+    manifest = load_manifest(asked.file, asked.overrides)
+    target = asked.folder or (latest_run(asked.file) if asked.resume else new_run(asked.file))
     title = f"sandmill · {manifest.spec.environment.name} · {manifest.spec.model.uri} · {target}"
-    go_on = resume_command(file, target, overrides)
+    go_on = resume_command(asked.file, target, asked.overrides)
 
     def on_request(shown: Display) -> None:
         shown.say("stopping after this step; press Ctrl-C again to stop at once")
@@ -49,21 +62,18 @@ def run(file: Path, *, resume: bool, folder: Path | None, overrides: Sequence[st
         from sandmill.training.synchronous import train
 
         try:
-            summary = train(manifest, target, resume=resume, listener=listener)
+            summary = train(manifest, target, resume=asked.resume, listener=listener)
         except ConfigError as error:
-            raise with_place(error, file, overrides) from error
+            raise with_place(error, asked.file, asked.overrides) from error
     page = finish(target, quiet=as_json)
     if as_json:
         sys.stdout.write(json_line(RunFinished(run=str(target), report=str(page), summary=summary)) + "\n")
-    if summary.interrupted and not interrupts.requested:
-        sys.stderr.write(inert(f"stopped after step {summary.steps_done} of {summary.steps}, see the warnings; go on with: {go_on}") + "\n")
-        return STOPPED_EARLY
-    if summary.interrupted:
-        sys.stderr.write(
-            inert(f"stopped after step {summary.steps_done} of {summary.steps}, everything is saved; go on with: {go_on}") + "\n"
-        )
-        return interrupts.exit_code
-    return 0
+    if not summary.interrupted:
+        return 0
+    why = "everything is saved" if interrupts.requested else "see the warnings"
+    said = f"stopped after step {summary.steps_done} of {summary.steps}, {why}; go on with: {go_on}"
+    sys.stderr.write(inert(said) + "\n")
+    return interrupts.exit_code if interrupts.requested else STOPPED_EARLY
 
 
 def finish(folder: Path, *, quiet: bool) -> Path:
@@ -102,8 +112,3 @@ def resume_command(file: Path, folder: Path, overrides: Sequence[str]) -> str:
     """What a person types to go on."""
     words = ["sandmill", "train", str(file), "--resume", "--run", str(folder)]
     return shlex.join([*words, *(word for override in overrides for word in ("--set", override))])
-
-
-def resolved(manifest: Manifest) -> bytes:
-    """The manifest with every default filled in, as pretty JSON."""
-    return msgspec.json.format(msgspec.json.encode(manifest), indent=2)

@@ -61,11 +61,12 @@ class _Gathered:
 
 
 def make_excerpt(records: Iterable[EpisodeRecord], steps: Iterable[int], folder: Path) -> Excerpt:
-    """One pass over `records`. `steps` are the training steps that exist; `folder` may hold the tokenizer that names tokens."""
-    wanted = _evenly(sorted(set(steps)), MAX_STEPS)
+    """One pass over `records`. `steps` are the finished training steps; later ones are in hand and kept; `folder` may hold the tokenizer that names tokens."""
+    known = sorted(set(steps))
+    wanted, last = _evenly(known, MAX_STEPS), known[-1] if known else 0
     gathered = _Gathered()
     for record in records:
-        _take(gathered, record, wanted)
+        _take(gathered, record, record.step in wanted or record.step > last)
     chosen = _chosen(gathered.kept)
     return Excerpt(
         episodes=tuple(_episode(record) for record in chosen),
@@ -92,7 +93,7 @@ def kind_of(record: EpisodeRecord) -> str:
     return f"{inert(record.split, limit=40)}{when}, {'greedy' if record.greedy else 'sampled'}"
 
 
-def _take(gathered: _Gathered, record: EpisodeRecord, wanted: frozenset[int]) -> None:
+def _take(gathered: _Gathered, record: EpisodeRecord, wanted: bool) -> None:
     gathered.total += 1
     training = record.phase is None
     order = hashlib.blake2b(f"{record.episode.group}\0{record.episode.index}".encode("utf-8", "replace"), digest_size=8).digest()
@@ -101,7 +102,7 @@ def _take(gathered: _Gathered, record: EpisodeRecord, wanted: frozenset[int]) ->
         gathered.per_step[record.step] += 1
         for stage, seconds in episode_seconds(record.episode).items():
             gathered.sums[stage] += seconds if math.isfinite(seconds) else 0.0
-        if record.step not in wanted:
+        if not wanted:
             return
         _keep_lowest(gathered.rows[record.step], (order, record.episode.trajectory.spans), MAX_ROWS)
     key = (kind_of(record), record.step, outcome_of(record.episode))

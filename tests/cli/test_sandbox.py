@@ -1,0 +1,185 @@
+"""`sandmill sandbox`: real sandboxes through the real command; their list is this test's own (SANDMILL_STATE)."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import termios
+import time
+from fcntl import ioctl
+
+import pytest
+
+DEADLINE_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def own_state(sandmill):
+    sandmill.env["SANDMILL_STATE"] = str(sandmill.folder / "state")
+
+
+def test_output_and_exit_code_are_the_commands_own(sandmill):
+    done = sandmill("sandbox", "run", "--", "sh", "-c", r"printf 'out\377\000'; printf 'err\n' >&2; exit 7")
+    assert (done.returncode, done.stdout, done.stderr) == (7, b"out\xff\x00", b"err\n")
+
+
+def test_options_reach_the_sandbox(sandmill):
+    (sandmill.folder / "in.bin").write_bytes(b"\0\xff data")
+    words = ["--env", "A=b=c", "--workdir", "/work/here", "--file", "in.bin:sub/x", "--memory", "64Mi", "--disk", "4Mi", "--cpu", "500m"]
+    done = sandmill(
+        "sandbox", "run", *words, "--", "sh", "-c", "echo $A; pwd; od -An -c sub/x | head -1; id -un; head -c 8000000 /dev/zero > big"
+    )
+    assert done.stdout.decode().split("\n")[:2] == ["b=c", "/work/here"]
+    assert b"\\0 377" in done.stdout
+    assert b"\nuser\n" in done.stdout
+    assert b"No space left on device" in done.stderr
+    assert done.returncode == 1
+
+
+def test_options_after_the_command_belong_to_the_command(sandmill):
+    assert sandmill("sandbox", "run", "echo", "--json", "--help").stdout == b"--json --help\n"
+    assert sandmill("sandbox", "run", "--", "echo", "--debug").stdout == b"--debug\n"
+
+
+def test_standard_input_is_closed_unless_asked_for(sandmill):
+    assert sandmill("sandbox", "run", "--", "cat", stdin=None, input=b"secret").stdout == b""
+    assert sandmill("sandbox", "run", "-i", "--", "cat", stdin=None, input=b"given").stdout == b"given"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--", "no-such-program"], 127, "'no-such-program' cannot be started in the sandbox: No such file or directory"),
+        (["--", "/etc"], 126, "cannot be started"),
+        (["--", "sh", "-c", "kill -9 $$"], 137, ""),
+        (["--timeout", "200ms", "--", "sleep", "60"], 124, "stopped after 200ms"),
+        (["--memory", "2GB", "--", "true"], 2, 'write "2G"'),
+        (["--env", "novalue", "--", "true"], 2, "--env: write it as NAME=VALUE"),
+        (["--file", "nowhere:x", "--", "true"], 2, "--file: nowhere cannot be read: No such file or directory"),
+        (["--timeout", "5min", "--", "true"], 2, "--timeout: '5min' is not a duration: no unit 'min' (ns, us, ms, s, m, h); write \"5m\""),
+        (["--user", "alice", "--", "true"], 2, "user must be 'user' or 'root'"),
+    ],
+)
+def test_how_a_command_can_fail(sandmill, words, code, said):
+    done = sandmill("sandbox", "run", *words)
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr.decode()
+    assert b"Traceback" not in done.stderr
+
+
+def test_a_reader_that_goes_away_ends_the_command(sandmill):
+    with sandmill.start("sandbox", "run", "--", "yes") as started:
+        assert started.stdout.read(2) == b"y\n"
+        started.stdout.close()
+        assert started.wait(DEADLINE_S) == 141
+        assert started.stderr.read() == b""
+
+
+def listed(sandmill):
+    return json.loads(sandmill("sandbox", "ls", "--json").stdout)
+
+
+def wait_until(what):
+    end = time.monotonic() + DEADLINE_S
+    while not (found := what()):
+        assert time.monotonic() < end, "nothing came of it"
+        time.sleep(0.1)
+    return found
+
+
+def test_list_and_stop(sandmill):
+    assert listed(sandmill) == []
+    with sandmill.start("sandbox", "run", "--", "sleep", "300") as first, sandmill.start("sandbox", "run", "--", "sleep", "300") as second:
+        found = wait_until(lambda: len(known := listed(sandmill)) == 2 and known)
+        table = sandmill("sandbox", "ls").stdout.decode().splitlines()
+        assert table[0].split() == ["name", "age", "cpu", "memory", "disk", "owner", "labels"]
+        assert {line.split()[0] for line in table[1:]} == {one["name"] for one in found}
+        done = sandmill("sandbox", "stop", found[0]["name"], "nobody")
+        assert done.stdout.decode() == f"stopped {found[0]['name']}\n"
+        assert done.returncode == 4
+        assert b"nobody" in done.stderr
+        assert sandmill("sandbox", "stop", "--all").stdout.decode() == f"stopped {found[1]['name']}\n"
+        assert first.wait(DEADLINE_S) != 0
+        assert second.wait(DEADLINE_S) != 0
+    assert listed(sandmill) == []
+    assert b"name the sandboxes to stop" in sandmill("sandbox", "stop").stderr
+
+
+def test_ctrl_c_ends_the_command_and_its_sandbox(sandmill):
+    with sandmill.start("sandbox", "run", "--", "sleep", "300") as started:
+        wait_until(lambda: listed(sandmill))
+        started.send_signal(signal.SIGINT)
+        assert started.wait(DEADLINE_S) == 130
+        assert started.stderr.read().startswith(b"error: stopped at once")
+    assert listed(sandmill) == []
+
+
+def test_a_shell_without_a_terminal_says_so(sandmill):
+    done = sandmill("sandbox", "shell")
+    assert done.returncode == 2
+    assert b"a shell needs a terminal on standard input and output" in done.stderr
+
+
+class Terminal:
+    """A pseudo-terminal with the command on its other side."""
+
+    def __init__(self, sandmill, *words) -> None:
+        self.ours, theirs = pty.openpty()
+        ioctl(self.ours, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 101, 0, 0))
+        self.before = termios.tcgetattr(theirs)
+        self.process = sandmill.start(*words, stdin=theirs, stdout=theirs, stderr=subprocess.STDOUT, start_new_session=True)
+        self.theirs = theirs
+        self.said = b""
+
+    def until(self, words):
+        end = time.monotonic() + DEADLINE_S
+        while words not in self.said:
+            assert time.monotonic() < end, self.said
+            if select.select([self.ours], [], [], 0.2)[0]:
+                self.said += os.read(self.ours, 65536)
+        before, _, self.said = self.said.partition(words)
+        return before
+
+    def type(self, keys):
+        os.write(self.ours, keys)
+
+    def close(self):
+        self.process.kill()
+        self.process.wait()
+        os.close(self.ours)
+        os.close(self.theirs)
+
+
+@pytest.fixture
+def terminal(sandmill):
+    opened = Terminal(sandmill, "sandbox", "shell", "--env", "PLACE=inside")
+    yield opened
+    opened.close()
+
+
+def test_a_shell_has_a_terminal_of_its_own_and_gives_ours_back(terminal):
+    terminal.until(b"[sandbox]")
+    terminal.type(b"stty size; echo at $PLACE as $(id -un)\r")
+    assert b"33 101" in terminal.until(b"at inside as user")
+    ioctl(terminal.ours, termios.TIOCSWINSZ, struct.pack("HHHH", 20, 60, 0, 0))
+    os.kill(terminal.process.pid, signal.SIGWINCH)
+    terminal.type(b"sleep 0.3; stty size\r")
+    terminal.until(b"20 60")
+    terminal.type(b"sleep 300\r\x03")
+    terminal.until(b"^C")
+    terminal.type(b"exit 5\r")
+    assert terminal.process.wait(DEADLINE_S) == 5
+    assert termios.tcgetattr(terminal.theirs) == terminal.before
+
+
+def test_a_killed_shell_gives_the_terminal_back(terminal):
+    terminal.until(b"[sandbox]")
+    assert termios.tcgetattr(terminal.theirs) != terminal.before
+    terminal.process.send_signal(signal.SIGTERM)
+    assert terminal.process.wait(DEADLINE_S) == 143
+    assert termios.tcgetattr(terminal.theirs) == terminal.before
