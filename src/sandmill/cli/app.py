@@ -113,8 +113,6 @@ def run(arguments: list[str] | None = None) -> int:
     try:
         result: Any = app(own + words[len(own) + debug :] if debug else words, prog_name="sandmill", standalone_mode=False)
         sys.stdout.flush()
-    except typer.TyperException as error:
-        return _usage(error, debug=debug, as_json=as_json)
     except typer.Abort:
         return report_failure(KeyboardInterrupt(), debug=debug, as_json=as_json)
     except BaseException as error:  # noqa: BLE001 - this is the one place that turns exceptions into sentences
@@ -122,6 +120,8 @@ def run(arguments: list[str] | None = None) -> int:
             return error.code if isinstance(error.code, int) else 1
         if isinstance(error, SystemExit) and error.__context__ is not None:  # the command-line library turns EPIPE into an exit of 1
             error = error.__context__
+        if hasattr(error, "format_message"):
+            return _usage(error, debug=debug, as_json=as_json)
         return report_failure(error, debug=debug, as_json=as_json)
     return result if isinstance(result, int) else 0
 
@@ -133,7 +133,7 @@ def _quiet_libraries() -> None:
     warnings.simplefilter("ignore")
 
 
-def _usage(error: typer.TyperException, *, debug: bool, as_json: bool) -> int:
+def _usage(error: BaseException, *, debug: bool, as_json: bool) -> int:
     """A command line that makes no sense is a ConfigError like any other, with the way to the help."""
     said = getattr(error, "format_message", lambda: str(error))().rstrip(".\n")
     context = getattr(error, "ctx", None)

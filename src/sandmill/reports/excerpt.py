@@ -61,7 +61,10 @@ class _Gathered:
 
 
 def make_excerpt(records: Iterable[EpisodeRecord], steps: Iterable[int], folder: Path) -> Excerpt:
-    """One pass over `records`. `steps` are the finished training steps; later ones are in hand and kept; `folder` may hold the tokenizer that names tokens."""
+    """One pass over `records`. `steps` are the finished training steps; later ones are in hand and kept.
+
+    `folder` may hold the tokenizer that names tokens.
+    """
     known = sorted(set(steps))
     wanted, last = _evenly(known, MAX_STEPS), known[-1] if known else 0
     gathered = _Gathered()
