@@ -56,7 +56,7 @@ _Noreturn static void become_command(const struct command *command, const int fd
         if (dup2(fds[fd], fd) < 0) goto fail;
     if (command->flags & EXEC_TTY && ioctl(0, TIOCSCTTY, 0)) goto fail;
     setpriority(PRIO_PROCESS, 0, 0);
-    if (write(CPU_TASKS, "0", 1) != 1 && errno != EBADF) goto fail;
+    if (write(CPU_TASKS, "0", 1) != 1) goto fail;
     if (privileges_become(command->uid)) goto fail;
     if (chdir(command->cwd) && (!(command->flags & EXEC_HOME) || chdir("/"))) goto fail;
     signal(SIGPIPE, SIG_DFL);

@@ -68,19 +68,20 @@ static int signal_descriptor(void) {
     return signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
 }
 
-/* Leaves only the agent's descriptors open: 0-2 on /dev/null, 3 its socket, 4 its signals, 5 where commands join their cpu group. */
+/* Leaves only the agent's descriptors open: 0-2 on /dev/null, 3 its socket, 4 its signals, 5 the task list of the commands' cpu
+ * group (/dev/null without one). */
 static int settle_descriptors(int socket, int cpu_tasks) {
-    int high = fcntl(cpu_tasks, F_DUPFD_CLOEXEC, 16); /* fails without a cpu group, and then there is no 5 */
+    int tasks = fcntl(cpu_tasks, F_DUPFD_CLOEXEC, 16);
     if (socket != 3 && dup3(socket, 3, O_CLOEXEC) < 0) return -1;
-    if (high >= 0 && dup3(high, 5, O_CLOEXEC) < 0) return -1;
-    if (syscall(SYS_close_range, high >= 0 ? 6 : 5, ~0u, 0)) return -1;
-    close(4);
+    if (tasks < 0 && (tasks = open("/dev/null", O_RDWR | O_CLOEXEC)) < 0) return -1;
+    if (tasks != CPU_TASKS && dup3(tasks, CPU_TASKS, O_CLOEXEC) < 0) return -1;
+    if (syscall(SYS_close_range, CPU_TASKS + 1, ~0u, 0)) return -1;
     int null = open("/dev/null", O_RDWR | O_CLOEXEC);
     for (int fd = 0; fd < 3; fd++)
         if (dup2(null, fd) < 0) return -1;
-    close(null);
+    if (null > CPU_TASKS) close(null);
     int signals = signal_descriptor();
-    return signals < 0 || (signals != 4 && (dup3(signals, 4, O_CLOEXEC) < 0 || close(signals))) ? -1 : 0;
+    return signals < 0 || (signals != 4 && dup3(signals, 4, O_CLOEXEC) < 0) || (signals > CPU_TASKS && close(signals)) ? -1 : 0;
 }
 
 _Noreturn static void child(const struct node *node, const struct warden_request *request, const struct message *message,

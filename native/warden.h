@@ -82,7 +82,7 @@ void spawn_sandbox(struct node *node, const struct warden_request *request, cons
                    struct sandbox *sandbox);
 
 /* agent.c, exec.c */
-enum { CPU_TASKS = 5 /* descriptor of the cpu group's task list, when there is one */ };
+enum { CPU_TASKS = 5 /* descriptor of the task list of the commands' cpu group */ };
 _Noreturn void agent_serve(int socket, int signals);
 struct job {
     pid_t supervisor;         /* 0: free */

@@ -360,6 +360,7 @@ class Capture:
         """Listener: the sandbox ended first."""
         if not self.future.done():
             self.future.set_exception(error)
+            self.future.exception()  # whoever waited may have been cancelled: nobody owes this a look
 
 
 def _settle(ready: asyncio.Future[None]) -> None:

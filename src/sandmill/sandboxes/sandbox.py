@@ -134,6 +134,11 @@ class Sandbox:
         """Why it ended, None while it lives."""
         return None if self._gone is None else self._gone.reason
 
+    @property
+    def lacks(self) -> str | None:
+        """One sentence on what this machine could not give it, None when everything holds (`sandmill doctor` shows the fix)."""
+        return self._node.lacks
+
     @dual
     async def exec(
         self,

@@ -49,6 +49,7 @@ class _One:
     def gone(self, error: SandboxGone) -> None:
         if not self.future.done():
             self.future.set_exception(error)
+            self.future.exception()  # whoever waited may have been cancelled: nobody owes this a look
 
 
 class Agent:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import logging
 import os
 import socket
 import subprocess
@@ -29,6 +30,7 @@ USER_UID: Final = 1000
 _CONCURRENT_CREATIONS: Final = 16
 _ANSWER_S: Final = 30.0
 _LEAVE_S: Final = 10.0
+_log = logging.getLogger("sandmill.sandboxes")
 
 
 class Birth(NamedTuple):
@@ -53,6 +55,15 @@ class Node:
         self._sequence = 0
         self._waiting: dict[int, asyncio.Future[tuple[wire.WardenReply, int]]] = {}
         self._channel = Channel(asyncio.get_running_loop(), end, self._answered, self._ended)
+
+    @property
+    def lacks(self) -> str | None:
+        """One sentence on what sandboxes of this process do without, None when nothing."""
+        if self.rootless:
+            return "without root, sandboxes have no cpu limit, a memory limit only per process, and no in-sandbox root user"
+        if not self.plan.version:
+            return f"sandboxes have no cpu limit and a memory limit only per process, because {self.plan.lack}"
+        return None
 
     async def create(self, spec: SandboxSpec, files: bytes) -> Birth:
         """Asks for a sandbox; its agent reports by itself when it is ready. Raises SandboxCreateFailed."""
@@ -203,6 +214,8 @@ async def _start() -> Node:
         started.abandon()
         raise
     _node = started
+    if started.lacks:
+        _log.warning("%s", started.lacks)
     return started
 
 

@@ -100,7 +100,7 @@ def discard(folder: Path) -> None:
     with contextlib.suppress(OSError, msgspec.DecodeError):
         groups = msgspec.json.decode((folder / "owner.json").read_bytes(), type=Owner).cgroups
     deadline = time.monotonic() + _DYING_S
-    while not all([cgroups.remove(Path(group)) for group in groups]):
+    while [group for group in groups if not cgroups.remove(Path(group))]:
         if time.monotonic() > deadline:
             return
         time.sleep(0.01)
