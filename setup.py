@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 from setuptools import setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 from setuptools.dist import Distribution
 
@@ -61,4 +62,11 @@ class BinaryDistribution(Distribution):
         return True
 
 
-setup(cmdclass={"build_py": BuildWithWarden}, distclass=BinaryDistribution)
+class PlatformWheel(bdist_wheel):
+    """The warden is no Python extension: one wheel per platform serves every Python."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
+
+
+setup(cmdclass={"build_py": BuildWithWarden, "bdist_wheel": PlatformWheel}, distclass=BinaryDistribution)
