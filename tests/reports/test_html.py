@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 from playwright.sync_api import sync_playwright
+from synthetic_run import SyntheticRun
 
 from sandmill.reports.html import write_report
 from sandmill.reports.metrics import read_run
@@ -128,6 +129,26 @@ def test_results_show_every_split_with_intervals_and_failures_apart(page):
     assert page.locator("table.results th").last.inner_text() == "failures"
     assert page.locator("table.results circle.before").count() == 4
     assert page.locator("table.results circle.after").count() == 4
+
+
+def test_every_drawing_fills_the_room_it_has(page):
+    page.wait_for_timeout(200)
+    drawn = page.evaluate("[...document.querySelectorAll('main svg')].map((one) => [one.viewBox.baseVal.width, one.clientWidth])")
+    assert len(drawn) >= 10
+    assert [pair for pair in drawn if abs(pair[0] - pair[1]) > 1] == []
+
+
+def test_an_evaluation_alone_has_neither_before_nor_after(browser, tmp_path):
+    folder = SyntheticRun(tmp_path / "alone", steps=0, finished=False).write()
+    rows = folder / "evaluations.jsonl"
+    rows.write_bytes(rows.read_bytes().replace(b'"phase":"before"', b'"phase":"alone"'))
+    opened = browser.new_page()
+    opened.goto(write_report(read_run(folder)).as_uri())
+    heads = opened.locator("table.results th").all_inner_texts()
+    assert [head for head in heads if "%" not in head] == ["split", "sampling", "pass rate", "failures"]
+    assert opened.locator("table.results tbody tr").count() == 4
+    assert "evaluation" in opened.locator("#subtitle").inner_text()
+    opened.close()
 
 
 def test_an_unfinished_run_says_so_and_shows_no_after(browser, unfinished_run):

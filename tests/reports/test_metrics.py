@@ -37,6 +37,15 @@ def test_an_unfinished_run_has_no_after_and_an_unknown_cost(unfinished_run):
     assert (summary.steps_done, summary.steps_planned) == (7, 40)
 
 
+def test_an_evaluation_alone_reads_as_one_pass_rate(unfinished_run, capsys):
+    rows = unfinished_run / "evaluations.jsonl"
+    rows.write_bytes(rows.read_bytes().replace(b'"phase":"before"', b'"phase":"alone"'))
+    print_summary(read_run(unfinished_run), report=unfinished_run / "report.html")
+    said = capsys.readouterr().out
+    assert "pass rate" in said.splitlines()[1]
+    assert "before" not in said
+
+
 def test_torn_and_broken_rows_are_left_out_and_counted(unfinished_run):
     metrics = unfinished_run / "metrics.jsonl"
     whole = metrics.read_bytes()

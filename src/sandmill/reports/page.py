@@ -31,6 +31,7 @@ def page_data(record: RunRecord, summary: Summary, excerpt: Excerpt) -> dict[str
         "figures": _figures(summary),
         "warnings": [inert(text, limit=400) for text in _warnings(record)],
         "evaluations": [_evaluation(record, index) for index in range(len(comparisons(record)))],
+        "alone": all(evaluation.phase is EvaluationPhase.ALONE for evaluation in record.evaluations),
         "marks": _marks(record),
         "steps": _steps(steps),
         "parts": [{"key": key, "label": label} for key, label in STEP_LABELS.items()],
@@ -49,10 +50,11 @@ def page_data(record: RunRecord, summary: Summary, excerpt: Excerpt) -> dict[str
 def _run(record: RunRecord) -> dict[str, object]:
     done, planned = (record.steps[-1].step if record.steps else 0), record.planned_steps
     spec = record.manifest.spec if record.manifest is not None else None
+    evaluated = not record.steps and any(evaluation.phase is EvaluationPhase.ALONE for evaluation in record.evaluations)
     return {
         "name": inert(record.name, limit=120),
         "finished": record.finished,
-        "status": f"step {done} of {planned}" if planned is not None else f"step {done}",
+        "status": "evaluation" if evaluated else f"step {done} of {planned}" if planned is not None else f"step {done}",
         "environment": inert(spec.environment.name, limit=120) if spec is not None else None,
         "model": inert(spec.model.uri, limit=200) if spec is not None else None,
         "at": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(record.modified_at)) if record.modified_at else None,
@@ -115,8 +117,9 @@ def _marks(record: RunRecord) -> list[object]:
         interval = _interval(evaluation_interval(evaluation))
         if interval is None or evaluation.greedy or evaluation.phase is EvaluationPhase.ALONE:
             continue
-        name = f"{inert(evaluation.split, limit=60)}, {evaluation.phase.value} training"
-        marks.append({**interval, "step": evaluation.step, "phase": evaluation.phase.value, "name": name})
+        split = inert(evaluation.split, limit=60)
+        name = f"{split} after step {evaluation.step}"
+        marks.append({**interval, "split": split, "step": evaluation.step, "name": name})
     return marks
 
 

@@ -15,6 +15,7 @@ from sandmill.reports.inert import inert
 from sandmill.reports.intervals import evaluation_interval, paired_difference
 from sandmill.reports.metrics import RunRecord, comparisons
 from sandmill.reports.words import dollars, duration, interval_words, number, percent, size
+from sandmill.rollouts.events import EvaluationPhase
 
 
 class SplitSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,15 +118,17 @@ def print_summary(record: RunRecord, *, report: Path, console: Console | None = 
 
 
 def _split_rows(record: RunRecord) -> list[str]:
-    """Aligned columns of whole words: a narrow terminal wraps them, nothing is cut."""
-    rows = [["split", "sampling", "before", "after", "change", "failures"]]
+    """Aligned columns of whole words: a narrow terminal wraps them, nothing is cut. Without training there is no before and after."""
+    alone = all(evaluation.phase is EvaluationPhase.ALONE for evaluation in record.evaluations)
+    rows = [["split", "sampling", *(["pass rate"] if alone else ["before", "after", "change"]), "failures"]]
     for pair in comparisons(record):
         before = evaluation_interval(pair.before) if pair.before is not None else None
         after = evaluation_interval(pair.after) if pair.after is not None else None
         change = paired_difference(pair.before, pair.after) if pair.before is not None and pair.after is not None else None
         failures = sum(evaluation.failures for evaluation in (pair.before, pair.after) if evaluation is not None)
-        cells = [inert(pair.split, limit=40), "greedy" if pair.greedy else "sampled", interval_words(before), interval_words(after)]
-        rows.append([*cells, interval_words(change, signed=True), str(failures)])
+        told = [interval_words(before), interval_words(after), interval_words(change, signed=True)]
+        way = "greedy" if pair.greedy else "sampled"
+        rows.append([inert(pair.split, limit=40), way, *(told[1:2] if alone else told), str(failures)])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 

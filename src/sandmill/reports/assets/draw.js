@@ -43,15 +43,14 @@ function showTip(event, text) {
 }
 const hideTip = () => { tip.hidden = true; };
 
-// Redraws whatever depends on a width, when the width changes.
-const drawn = [];
+// Draws into `holder` whenever its width becomes another; returns a function that draws it again at once.
 function onWidth(holder, draw) {
-  const redraw = () => { holder.replaceChildren(draw(Math.max(240, holder.clientWidth))); };
-  drawn.push(redraw);
-  redraw();
+  let drawnAt = -1;
+  const room = () => { const style = getComputedStyle(holder); return holder.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight); };
+  const redraw = () => { drawnAt = room(); holder.replaceChildren(draw(Math.max(180, drawnAt))); };
+  new ResizeObserver(() => { if (room() !== drawnAt) redraw(); }).observe(holder);
+  return redraw;
 }
-let resizing = 0;
-window.addEventListener("resize", () => { clearTimeout(resizing); resizing = setTimeout(() => drawn.forEach((redraw) => redraw()), 120); });
 
 function niceTicks(low, high, count) {
   const raw = (high - low) / count || 1;
@@ -96,6 +95,10 @@ function lineChart(holder, title, xs, ys, options) {
   const marks = options.marks || [];
   const [low, high] = bounds([...ys, ...marks.map((mark) => mark.rate)], options);
   const show = options.format || ((value) => num(value));
+  if (marks.length) {
+    const splits = [...new Set(marks.map((mark) => mark.split))];
+    body.before(el("div", { class: "legend" }, el("span", {}, el("i", { class: "m-train" }), "training"), splits.map((split, index) => el("span", {}, el("i", { class: `m${index % 4}` }), split))));
+  }
   onWidth(body, (width) => {
     const height = options.height || 220, left = 46, right = 10, top = 8, bottom = 24;
     const lastX = Math.max(xs[xs.length - 1], ...marks.map((mark) => mark.step)), firstX = Math.min(xs[0], ...marks.map((mark) => mark.step));
@@ -108,12 +111,17 @@ function lineChart(holder, title, xs, ys, options) {
     for (const tick of niceTicks(firstX, lastX, Math.min(8, width / 70)).filter(Number.isInteger)) root.append(sv("text", { x: px(tick), y: height - 6, "text-anchor": "middle" }, tick));
     root.append(sv("path", { class: "raw", d: path(xs, ys, px, py) }));
     root.append(sv("path", { class: "smooth", d: path(xs, smoothed(ys, options.window || 5), px, py) }));
-    for (const mark of marks) {
-      root.append(sv("line", { class: mark.phase === "before" ? "before-line" : "after-line", x1: px(mark.step), x2: px(mark.step), y1: py(mark.low), y2: py(mark.high) }));
-      const dot = sv("circle", { class: mark.phase === "before" ? "before" : "after", cx: px(mark.step), cy: py(mark.rate), r: 4.5 });
-      dot.addEventListener("pointermove", (event) => { showTip(event, `${mark.name}\n${range(mark)}`); event.stopPropagation(); });
-      root.append(dot);
-    }
+    const splits = [...new Set(marks.map((mark) => mark.split))];
+    splits.forEach((split, index) => {
+      const mine = marks.filter((mark) => mark.split === split).sort((a, b) => a.step - b.step);
+      root.append(sv("path", { class: `route m${index % 4}`, d: path(mine.map((mark) => mark.step), mine.map((mark) => mark.rate), px, py) }));
+      for (const mark of mine) {
+        root.append(sv("line", { class: `whisker m${index % 4}`, x1: px(mark.step), x2: px(mark.step), y1: py(mark.low), y2: py(mark.high) }));
+        const dot = sv("circle", { class: `mark m${index % 4}`, cx: px(mark.step), cy: py(mark.rate), r: 4.5 });
+        dot.addEventListener("pointermove", (event) => { showTip(event, `${mark.name}\n${range(mark)}`); event.stopPropagation(); });
+        root.append(dot);
+      }
+    });
     const line = sv("line", { class: "hover", y1: top, y2: height - bottom, visibility: "hidden" });
     root.append(line);
     root.addEventListener("pointermove", (event) => {
@@ -139,7 +147,7 @@ function shareBar(parts, seconds, perWhat) {
   const bar = el("div", { class: "share", role: "img" }), legend = el("div", { class: "legend" });
   parts.forEach((part, index) => {
     const share = seconds[index] / total;
-    if (share <= 0) return;
+    if (share < 0.0005) return;
     const piece = el("i", { class: `s-${part.key}` });
     piece.style.width = `${100 * share}%`;
     piece.addEventListener("pointermove", (event) => showTip(event, `${part.label}\n${pct(share, 1)} · ${secs(seconds[index])}${perWhat}`));

@@ -21,9 +21,11 @@ function header() {
   if (data.warnings.length > shown.length) at("warnings").append(el("p", { class: "muted small" }, `and ${data.warnings.length - shown.length} more in metrics.jsonl`));
 }
 
-// The result in one sentence, from the first split that was sampled both before and after; without one, how far the run is.
+// The result in one sentence, from the held-out split if it was sampled before and after, else from another; without one, how far the run is.
 function lede() {
-  const row = data.evaluations.find((one) => one.change && !one.greedy) || data.evaluations.find((one) => one.change);
+  const compared = data.evaluations.filter((one) => one.change);
+  const row = compared.find((one) => one.split === "heldout" && !one.greedy) || compared.find((one) => !one.greedy) || compared[0];
+  if (!row && data.alone && data.evaluations.length) return ["An evaluation outside any training."];
   if (!row) return data.run.finished ? [] : ["This run has not come to its final evaluation yet."];
   const change = row.change, sure = change.low > 0 ? "up" : change.high < 0 ? "down" : "with no clear change";
   return ["On ", row.split, " tasks, never trained on, the pass rate went from ", el("b", {}, pct(row.before.rate, 1)), " to ", el("b", {}, pct(row.after.rate, 1)),
@@ -40,7 +42,7 @@ function dotPlot(row, width) {
     if (!one) continue;
     root.append(sv("line", { class: `${name}-line`, x1: px(one.low), x2: px(one.high), y1: y, y2: y }));
     const dot = sv("circle", { class: name, cx: px(one.rate), cy: y, r: 5.5 });
-    dot.addEventListener("pointermove", (event) => showTip(event, `${name} training\n${range(one)}\n${one.passed} of ${one.graded} attempts at ${one.tasks} tasks`));
+    dot.addEventListener("pointermove", (event) => showTip(event, `${data.alone ? "pass rate" : `${name} training`}\n${range(one)}\n${one.passed} of ${one.graded} attempts at ${one.tasks} tasks`));
     dot.addEventListener("pointerleave", hideTip);
     root.append(dot);
   }
@@ -51,11 +53,11 @@ function results() {
   const body = at("results-body");
   if (!data.evaluations.length) { body.append(el("p", { class: "muted" }, "No held-out split has been evaluated yet.")); return; }
   const scale = el("th", { class: "plot" });
-  const head = el("tr", {}, el("th", {}, "split"), el("th", {}, "sampling"), scale, el("th", { class: "num" }, "before"), el("th", { class: "num" }, "after"), el("th", { class: "num" }, "change, points"), el("th", { class: "num" }, "failures"));
+  const head = el("tr", {}, el("th", {}, "split"), el("th", {}, "sampling"), scale, ...(data.alone ? ["pass rate"] : ["before", "after", "change, points"]).map((name) => el("th", { class: "num" }, name)), el("th", { class: "num" }, "failures"));
   const rows = data.evaluations.map((row) => {
     const plot = el("td", { class: "plot" });
     const change = row.change ? el("td", { class: `num ${row.change.low > 0 ? "pos" : row.change.high < 0 ? "neg" : ""}` }, `${signed(row.change.rate)} [${signed(row.change.low)}, ${signed(row.change.high)}]`) : el("td", { class: "num" }, "–");
-    const line = el("tr", {}, el("td", {}, row.split), el("td", { class: "muted" }, row.greedy ? "greedy" : row.samples > 1 ? `sampled × ${row.samples}` : "sampled"), plot, el("td", { class: "num" }, range(row.before)), el("td", { class: "num" }, range(row.after)), change, el("td", { class: "num" }, row.failures || el("span", { class: "muted" }, "0")));
+    const line = el("tr", {}, el("td", {}, row.split), el("td", { class: "muted" }, row.greedy ? "greedy" : row.samples > 1 ? `sampled × ${row.samples}` : "sampled"), plot, data.alone ? null : el("td", { class: "num" }, range(row.before)), el("td", { class: "num" }, range(row.after)), data.alone ? null : change, el("td", { class: "num" }, row.failures || el("span", { class: "muted" }, "0")));
     return [line, plot, row];
   });
   body.append(el("div", { class: "card table-scroll" }, el("table", { class: "results" }, el("thead", {}, head), el("tbody", {}, rows.map((one) => one[0])))));
@@ -65,7 +67,7 @@ function results() {
     return root;
   });
   rows.forEach(([, plot, row]) => onWidth(plot, (width) => dotPlot(row, width)));
-  body.append(el("p", { class: "muted small" }, "Hollow: before training. Filled: after. Brackets and bars are 95 % intervals: Wilson's for one attempt per task, over tasks for several; the change is paired by task. Failures of the infrastructure are in none of the rates."));
+  body.append(el("p", { class: "muted small" }, `${data.alone ? "" : "Hollow: before training. Filled: after. "}Brackets and bars are 95 % intervals: Wilson's for one attempt per task, over tasks for several; the change is paired by task. Failures of the infrastructure are in none of the rates.`));
 }
 
 function learning() {
@@ -102,7 +104,7 @@ function timelines() {
   const slider = el("input", { type: "range", min: 0, max: data.timelines.length - 1, value: data.timelines.length - 1, "aria-label": "step of the timeline" });
   const name = el("b", {}), holder = el("div");
   const card = el("div", { class: "card" }, el("h3", {}, "Episodes of a step, side by side"), el("div", { class: "legend" }, data.episode_parts.map((part) => el("span", {}, el("i", { class: `s-${part.key}` }), part.label))), el("p", { class: "small" }, slider, "  ", name), holder);
-  onWidth(holder, (width) => {
+  const redraw = onWidth(holder, (width) => {
     const one = data.timelines[Number(slider.value)];
     name.textContent = `step ${one.step}: ${one.rows.length} of ${one.count} episodes`;
     const start = Math.min(...one.rows.flatMap((row) => row.map((span) => span[1]))), end = Math.max(...one.rows.flatMap((row) => row.map((span) => span[2])));
@@ -118,7 +120,7 @@ function timelines() {
     }));
     return root;
   });
-  slider.addEventListener("input", () => drawn.forEach((redraw) => redraw()));
+  slider.addEventListener("input", redraw);
   return card;
 }
 
@@ -127,7 +129,7 @@ function cost() {
   const head = el("tr", {}, el("th", {}, "what"), el("th", { class: "num" }, "attempts"), el("th", { class: "num" }, "failures among them"), el("th", { class: "num" }, "USD"));
   const table = rows.length ? el("div", { class: "table-scroll" }, el("table", {}, el("thead", {}, head), el("tbody", {}, rows))) : null;
   const total = el("p", {}, "Total so far: ", el("b", {}, data.figures.cost));
-  const why = data.figures.cost === "unknown" ? el("p", { class: "muted small" }, "A price is unknown, so the total is unknown too: set spec.prices.machinePerHour to know it.") : null;
+  const why = data.figures.cost === "unknown" ? el("p", { class: "muted small" }, "A price is unknown, so the total is unknown too: set spec.prices to know it.") : null;
   at("cost-body").append(el("div", { class: "card" }, total, why, table));
 }
 
