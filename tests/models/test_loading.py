@@ -65,7 +65,7 @@ def test_missing_things_are_named_with_the_way_out(tiny, tmp_path):
         load(str(tmp_path / "nowhere"))
     with pytest.raises(ModelNotFound, match="no bundled model sandmill/huge"):
         load("sandmill/huge")
-    with pytest.raises(ModelNotFound, match="no config.json"):
+    with pytest.raises(ModelNotFound, match=r"no config\.json"):
         load(str(tmp_path))
     save_folder(tiny, tmp_path)
     for name, message in (("tokenizer.json", "no tokenizer.json|cannot be loaded"), ("model.safetensors", "no weights")):

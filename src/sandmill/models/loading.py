@@ -22,6 +22,8 @@ from sandmill.errors import ModelNotFound
 TINY_SHELL = "sandmill/tiny-shell"
 SMOLLM2 = "sandmill/smollm2-135m"
 MAX_DEFAULT_CONTEXT = 1024
+_NOT_THE_MODEL = frozenset({"transformers_version", "architectures", "dtype", "torch_dtype", "use_cache"})
+"""Configuration keys that say how a model was saved or is run, not what it computes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +74,7 @@ def from_folder(folder: Path, *, name: str) -> LoadedModel:
         raise ModelNotFound(f"the model folder {folder} has no weights (*.safetensors); save the model there again")
     try:
         model, tokenizer = _pretrained(str(folder), None)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except unreadable() as error:
         raise ModelNotFound(f"the model folder {folder} cannot be loaded: {first_line(error)}; save it again from transformers") from error
     return loaded_model(model, tokenizer, name)
 
@@ -94,7 +96,7 @@ def loaded_model(model: Any, tokenizer: Any, name: str) -> LoadedModel:
 def digest_of(model: Any, tokenizer: Any) -> str:
     """sha256 over configuration, vocabulary and every parameter (tied ones once), in name order."""
     total = hashlib.sha256()
-    config = {key: value for key, value in model.config.to_dict().items() if not key.startswith("_") and key != "transformers_version"}
+    config = {key: value for key, value in model.config.to_dict().items() if not key.startswith("_") and key not in _NOT_THE_MODEL}
     total.update(json.dumps(config, sort_keys=True, default=str).encode())
     total.update(json.dumps(sorted(tokenizer.get_vocab().items()), default=str).encode())
     for name, parameter in sorted(model.named_parameters()):
@@ -117,7 +119,7 @@ def _from_hub(uri: str) -> LoadedModel:
         raise ModelNotFound(f"{uri} names no repository; write hf://owner/name")
     try:
         model, tokenizer = _pretrained(repo, revision or None)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except unreadable() as error:
         raise ModelNotFound(
             f"the model {uri} could not be had from the Hugging Face hub ({first_line(error)}); check the name and the network, "
             "or give a local folder"
@@ -150,6 +152,13 @@ def quiet_transformers() -> Iterator[None]:
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
+
+
+def unreadable() -> tuple[type[Exception], ...]:
+    """What transformers and safetensors raise for files they cannot make sense of."""
+    from safetensors import SafetensorError
+
+    return OSError, ValueError, KeyError, RuntimeError, SafetensorError
 
 
 def first_line(error: BaseException) -> str:

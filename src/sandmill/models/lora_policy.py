@@ -17,7 +17,7 @@ from sandmill.config.manifest import LoraSection
 from sandmill.errors import CheckpointCorrupt, ConfigError
 from sandmill.models import llama
 from sandmill.models.llama_forward import Layout, Stack, run_layers, score_hidden
-from sandmill.models.loading import LoadedModel, first_line
+from sandmill.models.loading import LoadedModel, first_line, unreadable
 from sandmill.models.policy import Scored
 
 _MERGE_WIDTH = 256
@@ -78,7 +78,7 @@ class LoraPolicy:
         path = folder / "adapter_model.safetensors"
         try:
             state = load_file(path)
-        except (OSError, ValueError, RuntimeError, _safetensors_error()) as error:
+        except unreadable() as error:
             raise CheckpointCorrupt(
                 f"the adapter {path} cannot be read ({first_line(error)}); resume from an earlier checkpoint"
             ) from error
@@ -162,9 +162,3 @@ def _check_selection(ids_BT: Tensor, lengths_B: Tensor, select_BT: Tensor) -> No
     inside = torch.arange(ids_BT.shape[1]) < lengths_B[:, None]
     if bool(select_BT[:, 0].any()) or bool((select_BT & ~inside).any()):
         raise ValueError("a selected position must come after a row's first token and before its end")
-
-
-def _safetensors_error() -> type[Exception]:
-    from safetensors import SafetensorError
-
-    return SafetensorError
