@@ -62,6 +62,7 @@ def test_a_tiny_agent_learns_to_copy(tiny):
                 dialogue.open(f"w{number * 4}"), Sampling(max_new_tokens=8, stop_ids=dialogue.stop_ids, temperature=0.0)
             )
             await session.close()
+            await session.close()
             right += dialogue.text(sample.token_ids) == f"$ w{number * 4}\n"
         await engine.close()
         return right
