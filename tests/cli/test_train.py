@@ -106,6 +106,21 @@ def test_ctrl_c_finishes_the_step_and_resume_ends_as_if_nothing_had_happened(rea
     assert all(torch.equal(cut[name], straight[name]) for name in cut)
 
 
+def test_ctrl_c_in_the_warm_start_stops_between_two_of_its_steps(ready):
+    changes = ["--set", "spec.warmStart.steps=40", "--set", "spec.parameters.steps=0", "--set", "spec.evaluation.baseline=false"]
+    with ready.start("train", "tiny.yaml", "--run", "cut", "--json", *changes) as started:
+        for line in started.stdout:
+            if json.loads(line)["event"] == "stage-advanced":
+                break
+        started.send_signal(signal.SIGINT)
+        steps = [event["done"] for event in events(started.stdout.read()) if event["event"] == "stage-advanced"]
+        assert started.wait(DEADLINE_S) == 130
+        assert b"stopped during the warm start, which a resumed run repeats; go on with: sandmill train" in started.stderr.read()
+    assert max(steps, default=0) < 40
+    resumed = ready("train", "tiny.yaml", "--resume", "--run", "cut", *changes, timeout=DEADLINE_S)
+    assert resumed.returncode == 0, resumed.stderr.decode()
+
+
 def test_ctrl_c_twice_stops_at_once_and_loses_nothing_that_was_saved(ready):
     changes = ["--set", "spec.parameters.steps=5000", "--set", "spec.checkpoint.every=1", "--set", "spec.evaluation.baseline=false"]
     with ready.start("train", "tiny.yaml", "--run", "cut", "--json", *changes) as started:

@@ -131,6 +131,13 @@ def test_results_show_every_split_with_intervals_and_failures_apart(page):
     assert page.locator("table.results circle.after").count() == 4
 
 
+def test_a_point_tells_its_counts_and_pass_at_k(page):
+    page.locator("table.results circle.after").first.hover()
+    told = page.locator("#tip").inner_text().replace("\xa0", " ")
+    assert re.search(r"after training\n\d+\.\d % \[.*\]\n\d+ of \d+ attempts at 48 tasks\npass@4: \d+\.\d %", told)
+    page.mouse.move(0, 0)
+
+
 def test_every_drawing_fills_the_room_it_has(page):
     page.wait_for_timeout(200)
     drawn = page.evaluate("[...document.querySelectorAll('main svg')].map((one) => [one.viewBox.baseVal.width, one.clientWidth])")

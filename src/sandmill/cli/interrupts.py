@@ -13,6 +13,10 @@ INTERRUPT_CODE = 130
 TERMINATE_CODE = 143
 
 
+class WarmStartStopped(KeyboardInterrupt):
+    """Raised into a warm start that a person asked to stop: it has nothing to save, and a resumed run repeats it bit for bit."""
+
+
 class Interrupts:
     """Context manager for the main thread. `requested` turns true on the first signal; the next one raises KeyboardInterrupt."""
 

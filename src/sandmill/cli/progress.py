@@ -13,7 +13,7 @@ from typing import IO, Protocol
 
 import msgspec
 
-from sandmill.cli.interrupts import Interrupts
+from sandmill.cli.interrupts import Interrupts, WarmStartStopped
 from sandmill.cli.view import RunView
 from sandmill.reports.inert import inert
 from sandmill.reports.words import duration, evaluation_line, percent, step_line
@@ -43,10 +43,16 @@ class Relay:
     def __init__(self, display: Display, interrupts: Interrupts) -> None:
         self._display = display
         self._interrupts = interrupts
+        self._stage: RunStage | None = None
 
     def on_event(self, event: Event) -> None:
+        """Shows it. Raises WarmStartStopped between two steps of a warm start when a person asked to stop, and nothing else."""
         with contextlib.suppress(OSError, ValueError):
             self._display.show(event)
+        if isinstance(event, StageChanged):
+            self._stage = event.stage
+        if isinstance(event, StageAdvanced) and self._stage is RunStage.WARM_START and self._interrupts.requested:
+            raise WarmStartStopped
 
     def should_stop(self) -> bool:
         return self._interrupts.requested

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from sandmill.cli.interrupts import WarmStartStopped
 from sandmill.cli.progress import Display, json_line, listening
 from sandmill.config.load import load_manifest, with_place
 from sandmill.errors import ConfigError
@@ -63,8 +64,13 @@ def run(asked: Asked, *, as_json: bool) -> int:
 
         try:
             summary = train(manifest, target, resume=asked.resume, listener=listener)
+        except WarmStartStopped:
+            summary = None
         except ConfigError as error:
             raise with_place(error, asked.file, asked.overrides) from error
+    if summary is None:
+        sys.stderr.write(inert(f"stopped during the warm start, which a resumed run repeats; go on with: {go_on}") + "\n")
+        return interrupts.exit_code
     page = finish(target, quiet=as_json)
     if as_json:
         sys.stdout.write(json_line(RunFinished(run=str(target), report=str(page), summary=summary)) + "\n")

@@ -12,7 +12,7 @@ from sandmill.config.quantities import format_usd
 from sandmill.reports.breakdown import EPISODE_LABELS, STEP_LABELS, step_seconds
 from sandmill.reports.excerpt import Excerpt
 from sandmill.reports.inert import inert, inert_block
-from sandmill.reports.intervals import Interval, evaluation_interval, paired_difference
+from sandmill.reports.intervals import Interval, evaluation_interval, paired_difference, pass_at_k
 from sandmill.reports.metrics import CostLine, RunRecord, comparisons
 from sandmill.reports.table import Summary
 from sandmill.reports.words import dollars, size
@@ -103,7 +103,9 @@ def _measured(evaluation: EvaluationFinished | None) -> dict[str, object] | None
     interval = _interval(evaluation_interval(evaluation)) if evaluation is not None else None
     if evaluation is None or interval is None:
         return None
-    return {**interval, "passed": evaluation.passed, "graded": evaluation.graded, "tasks": len(evaluation.tasks)}
+    k = evaluation.samples_per_task
+    counts = {"passed": evaluation.passed, "graded": evaluation.graded, "tasks": len(evaluation.tasks)}
+    return {**interval, **counts, "k": k, "pass_at_k": _number(pass_at_k(evaluation.tasks, k)) if k > 1 else None}
 
 
 def _interval(interval: Interval | None) -> dict[str, object] | None:

@@ -237,7 +237,10 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Listener(Protocol):
-    """Who is told. Called from the loop's thread or event loop; must return at once and never raise."""
+    """Who is told. Called from the loop's thread or event loop; returns at once and raises nothing but KeyboardInterrupt.
+
+    It does that only on a `StageAdvanced` of the warm start, which has nothing to save yet.
+    """
 
     def on_event(self, event: Event) -> None: ...
 

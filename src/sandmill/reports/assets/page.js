@@ -42,7 +42,7 @@ function dotPlot(row, width) {
     if (!one) continue;
     root.append(sv("line", { class: `${name}-line`, x1: px(one.low), x2: px(one.high), y1: y, y2: y }));
     const dot = sv("circle", { class: name, cx: px(one.rate), cy: y, r: 5.5 });
-    dot.addEventListener("pointermove", (event) => showTip(event, `${data.alone ? "pass rate" : `${name} training`}\n${range(one)}\n${one.passed} of ${one.graded} attempts at ${one.tasks} tasks`));
+    dot.addEventListener("pointermove", (event) => showTip(event, `${data.alone ? "pass rate" : `${name} training`}\n${range(one)}\n${one.passed} of ${one.graded} attempts at ${one.tasks} tasks${known(one.pass_at_k) ? `\npass@${one.k}: ${pct(one.pass_at_k, 1)}` : ""}`));
     dot.addEventListener("pointerleave", hideTip);
     root.append(dot);
   }
