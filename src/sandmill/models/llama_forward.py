@@ -46,6 +46,19 @@ class Layout(NamedTuple):
         places = torch.arange(len(begin)).repeat_interleave(lengths) * columns + positions
         return cls(len(begin), columns, positions, slots, places)
 
+    @classmethod
+    def tree(cls, count: int, paths_BT: Tensor, lengths_B: Tensor) -> Layout:
+        """Rows that share tokens: row b is the tokens `paths_BT[b, :lengths_B[b]]`, and a token stands at one position in all its rows."""
+        rows, columns = paths_BT.shape
+        inside = torch.arange(columns) < lengths_B[:, None]
+        cells = torch.arange(rows * columns).view(rows, columns)[inside]
+        tokens = paths_BT[inside]
+        places = torch.full((count,), rows * columns).scatter_reduce(0, tokens, cells, "amin")
+        positions = places % columns
+        if int(places.max()) == rows * columns or not torch.equal(positions[tokens], cells % columns):
+            raise ValueError("every token of a tree must lie on a path, at the same position of each of its paths")
+        return cls(rows, columns, positions, paths_BT, places)
+
     def to_rows(self, x: Tensor) -> Tensor:
         """(N, ...) -> (B, T, ...)."""
         if self.slots is None:

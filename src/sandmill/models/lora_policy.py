@@ -65,6 +65,21 @@ class LoraPolicy:
             return self._score_generic(ids_N[layout.slots], lengths_B, select_N[layout.slots] & inside, temperature)
         return self._score(ids_N, layout, select_N.nonzero()[:, 0], temperature)
 
+    def score_tree(self, ids_N: Tensor, paths_BT: Tensor, lengths_B: Tensor, select_N: Tensor, temperature: float) -> Scored:
+        """See `SharesPrefixes.score_tree`."""
+        layout = Layout.tree(len(ids_N), paths_BT, lengths_B)
+        assert layout.places is not None
+        chosen = select_N.nonzero()[:, 0]
+        if bool((layout.positions[chosen] == 0).any()):
+            raise ValueError("the first token of a row has no log-probability: nothing comes before it")
+        if self._fused:
+            return self._score(ids_N, layout, chosen, temperature, before=paths_BT.flatten()[layout.places[chosen] - 1])
+        places = layout.places[chosen]
+        select_BT = torch.zeros_like(paths_BT, dtype=torch.bool).flatten().index_fill(0, places, True).view_as(paths_BT)
+        scored = self._score_generic(ids_N[paths_BT], lengths_B, select_BT, temperature)
+        order = places.argsort().argsort()
+        return Scored(scored.logprobs_K[order], scored.entropies_K[order])
+
     def save_adapter(self, folder: Path) -> None:
         """See `Policy.save_adapter`."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -91,13 +106,14 @@ class LoraPolicy:
         """Switches adapter dropout; evaluation of log-probabilities wants it off."""
         self._training = on
 
-    def _score(self, ids_N: Tensor, layout: Layout, chosen: Tensor, temperature: float) -> Scored:
+    def _score(self, ids_N: Tensor, layout: Layout, chosen: Tensor, temperature: float, before: Tensor | None = None) -> Scored:
+        """`before`: the token ahead of each chosen one, where that is not the one ahead of it in `ids_N`."""
         stack, split = self._stack(layout.columns)
         with torch.no_grad():
             x = functional.embedding(ids_N, llama.embedding(self._model))
             x = run_layers(stack, x, layout, 0, split)
         x = run_layers(stack, x, layout, split, stack.shape.layers)
-        return Scored(*score_hidden(stack, x[chosen - 1], ids_N[chosen], temperature))
+        return Scored(*score_hidden(stack, x[chosen - 1 if before is None else before], ids_N[chosen], temperature))
 
     def _stack(self, columns: int) -> tuple[Stack, int]:
         """The layers with their adapters, and the index of the lowest adapted one: nothing below it needs a gradient."""

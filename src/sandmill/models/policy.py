@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 
@@ -33,4 +33,18 @@ class Policy(Protocol):
 
     def save_adapter(self, folder: Path) -> None:
         """Writes adapter_config.json and adapter_model.safetensors as plain peft reads them."""
+        ...
+
+
+@runtime_checkable
+class SharesPrefixes(Protocol):
+    """A policy that computes what several rows have in common only once; the gradient is the sum over the rows all the same."""
+
+    def score_tree(
+        self, ids_N: torch.Tensor, paths_BT: torch.Tensor, lengths_B: torch.Tensor, select_N: torch.Tensor, temperature: float
+    ) -> Scored:
+        """Tree layout: row b is the tokens `ids_N[paths_BT[b, :lengths_B[b]]]`, with any valid index as filler behind.
+
+        A token on several paths has the same tokens before it on each. Answers in the order of `ids_N`.
+        """
         ...
