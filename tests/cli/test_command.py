@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import tomllib
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import pytest
-from conftest import ROOT
 from synthetic_run import SyntheticRun
+
+ROOT = Path(__file__).parents[2]
 
 GOOD = """\
 spec:
