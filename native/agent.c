@@ -1,6 +1,7 @@
 /* The sandbox's first process: init, and the host's hand inside. In: requests (protocol.h) from the host. Out: replies.
  *
- * It never waits for anything that lives in the sandbox: commands have supervisors (exec.c), files are opened without blocking.
+ * It never waits for anything that lives in the sandbox: files are opened without blocking, pipes are polled. A command that runs
+ * alone is the agent's own child; beside others, each has a supervisor process (exec.c), so that each can be killed alone.
  * It reaps every orphan. When the host's end of the socket closes it exits, and the kernel kills the whole pid namespace. */
 #define _GNU_SOURCE
 #include "warden.h"
@@ -17,10 +18,15 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { MOST_JOBS = 128, MOST_WORDS = 65536 };
+enum { MOST_JOBS = 256, MOST_WORDS = 65536, OWN_OUTPUT = 4 << 20 /* more would make init the largest prey in a memory shortage */ };
 
 static struct job jobs[MOST_JOBS];
-static bool strays;           /* commands that ended left processes behind */
+static bool strays;           /* a command of the agent's own ended and left processes behind */
+/* The command that the agent supervises itself, because nothing else lived here when it started: no other process to create, and
+ * everything that is not below a supervisor is its. */
+static struct supervision own;
+static struct command own_command;
+static unsigned char *own_input;
 static int channel, signals, tree_dead;
 
 static void reply(const struct agent_request *request, int status, uint32_t flags, int fd) {
@@ -41,25 +47,48 @@ static struct job *find_job(uint32_t id) {
 }
 
 static void job_ended(struct job *job, int status) {
-    if (!WIFEXITED(status) || WEXITSTATUS(status) > 1) {
-        /* Killed before it could report: do it in its place. Only in-sandbox root can have done that, or the host by AGENT_KILL_ALL;
-         * what it watched over can no longer be told from the rest, so everything goes, or the killer would outlive its timeout. */
+    if (!WIFEXITED(status) || WEXITSTATUS(status)) {
+        /* Killed, perhaps before it could report: do it in its place (the host ignores a second report). Only in-sandbox root can have
+         * done that, or the host by AGENT_KILL_ALL; what it watched over can no longer be told from the rest, so everything goes, or
+         * the killer would outlive its timeout. */
         struct agent_reply answer = {.op = AGENT_EXIT, .id = job->id, .status = SIGKILL};
         kill(-1, SIGKILL);
         wire_send(channel, &answer, sizeof answer, NULL, 0, -1);
     }
-    if (!WIFEXITED(status) || WEXITSTATUS(status)) strays = true;
     job->supervisor = 0;
 }
 
 /* Reaps whatever ended; with flags 0, waits until every process of the sandbox has. */
 static void reap(int flags) {
+    struct rusage usage;
     int status;
     pid_t pid;
-    while ((pid = waitpid(-1, &status, flags)) > 0)
+    while ((pid = wait4(-1, &status, flags, &usage)) > 0) {
+        if (own.command) supervision_ended(&own, pid, status, &usage);
         for (int i = 0; i < MOST_JOBS; i++)
             if (jobs[i].supervisor == pid) job_ended(&jobs[i], status);
+    }
     if (pid < 0 && errno == ECHILD) strays = false;
+}
+
+static void finish_own(int error) {
+    siginfo_t child;
+    supervision_report(&own, error);
+    free(own_command.argv);
+    free(own_input);
+    own_input = NULL;
+    own.command = NULL;
+    if (!waitid(P_ALL, 0, &child, WEXITED | WNOHANG | WNOWAIT)) strays = true;
+}
+
+/* Kills what the agent's own command started: everything, unless other commands run. */
+static void kill_own(void) {
+    pid_t spared[MOST_JOBS];
+    int count = 0;
+    for (int i = 0; i < MOST_JOBS; i++)
+        if (jobs[i].supervisor) spared[count++] = jobs[i].supervisor;
+    if (count) kill_descendants(getpid(), spared, count);
+    else kill(-1, SIGKILL);
 }
 
 /* Points `count` words of the payload into `words`; returns the position after them, or NULL when the payload ends before. */
@@ -94,19 +123,45 @@ static int parse_command(const struct agent_request *request, const struct messa
     return 0;
 }
 
-static void start_command(const struct agent_request *request, const struct message *message) {
-    struct command command;
+static void start_own(struct command *command) {
+    int error = 0;
+    own_command = *command;
+    if (command->input_bytes) { /* it lies in the message, which ends before it is fed */
+        if ((own_input = malloc(command->input_bytes))) memcpy(own_input, command->input, command->input_bytes);
+        else error = ENOMEM;
+        own_command.input = own_input;
+    }
+    if (!error) error = supervision_begin(&own, channel, &own_command);
+    if (error) finish_own(error);
+}
+
+/* A supervisor starts without the pipes of the agent's own command, or its reader would never see their end. */
+_Noreturn static void become_supervisor(const struct command *command) {
+    if (own.command) {
+        close(own.out.fd);
+        close(own.err.fd);
+        close(own.input);
+    }
+    supervise(channel, signals, tree_dead, command);
+}
+
+static int start_supervised(const struct command *command) {
     struct job *job = NULL;
-    int error = parse_command(request, message, &command);
     for (int i = 0; i < MOST_JOBS && !job; i++)
         if (!jobs[i].supervisor) job = &jobs[i];
-    if (!error && !job) error = EAGAIN;
-    if (!error) {
-        pid_t pid = fork();
-        if (pid == 0) supervise(channel, signals, tree_dead, &command);
-        if (pid < 0) error = errno;
-        else *job = (struct job){pid, request->id};
-    }
+    if (!job) return EAGAIN;
+    pid_t pid = fork();
+    if (pid == 0) become_supervisor(command);
+    if (pid < 0) return errno;
+    *job = (struct job){pid, command->id};
+    return 0;
+}
+
+static void start_command(const struct agent_request *request, const struct message *message) {
+    struct command command;
+    int error = parse_command(request, message, &command);
+    if (!error && !own.command && !running_jobs() && !strays && request->max_output <= OWN_OUTPUT) return start_own(&command);
+    if (!error) error = start_supervised(&command);
     free(command.argv);
     if (error) {
         struct agent_reply answer = {.op = AGENT_EXIT, .id = request->id, .status = error, .flags = NOT_STARTED};
@@ -123,14 +178,17 @@ static void await_tree_dead(void) {
 
 static void kill_tree(const struct agent_request *request) {
     struct job *job = find_job(request->id);
-    union sigval alone = {.sival_int = running_jobs() == 1 && !strays};
-    if (job && !sigqueue(job->supervisor, SIGUSR1, alone)) await_tree_dead();
+    union sigval none = {0};
+    if (own.command && own_command.id == request->id) kill_own();
+    else if (job && !sigqueue(job->supervisor, SIGUSR1, none)) await_tree_dead();
 }
 
 static void send_signal(const struct agent_request *request) {
     struct job *job = find_job(request->id);
     union sigval number = {.sival_int = (int)request->first};
-    if (job && request->first > 0 && request->first < 65) sigqueue(job->supervisor, SIGUSR2, number);
+    if (request->first < 1 || request->first > 64) return;
+    if (own.command && own_command.id == request->id && !own.exited) kill(-own.child, (int)request->first);
+    else if (job) sigqueue(job->supervisor, SIGUSR2, number);
 }
 
 static void kill_all(const struct agent_request *request) {
@@ -201,26 +259,39 @@ static void dispatch(const struct agent_request *request, const struct message *
     }
 }
 
+static void receive(void) {
+    struct agent_request request;
+    struct message message;
+    ssize_t got = wire_receive(channel, &request, sizeof request, &message);
+    if (got == 0 || (got < 0 && errno != EBADMSG && errno != EINTR)) _exit(0);
+    if (got < 0) return;
+    dispatch(&request, &message);
+    wire_release(&message);
+}
+
 _Noreturn void agent_serve(int socket, int signal_fd) {
+    struct pollfd watched[5];
     channel = socket;
     signals = signal_fd;
     tree_dead = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     prctl(PR_SET_NAME, "init");
     for (;;) {
-        struct pollfd watched[] = {{channel, POLLIN, 0}, {signals, POLLIN, 0}};
-        if (poll(watched, COUNT(watched), -1) < 0) continue;
-        if (watched[1].revents) {
+        int patience_ms = own.command ? supervision_patience_ms(&own) : -1;
+        if (patience_ms == 0) {
+            finish_own(0);
+            continue;
+        }
+        if (own.command) supervision_watch(&own, watched);
+        else watched[0].fd = watched[1].fd = watched[2].fd = -1;
+        watched[3] = (struct pollfd){channel, POLLIN, 0};
+        watched[4] = (struct pollfd){signals, POLLIN, 0};
+        if (poll(watched, COUNT(watched), patience_ms) < 0) continue;
+        if (own.command && supervision_move(&own, watched)) kill_own();
+        if (watched[4].revents) {
             struct signalfd_siginfo info[16];
             while (read(signals, info, sizeof info) > 0);
             reap(WNOHANG);
         }
-        if (!watched[0].revents) continue;
-        struct agent_request request;
-        struct message message;
-        ssize_t got = wire_receive(channel, &request, sizeof request, &message);
-        if (got == 0 || (got < 0 && errno != EBADMSG && errno != EINTR)) _exit(0);
-        if (got < 0) continue;
-        dispatch(&request, &message);
-        wire_release(&message);
+        if (watched[3].revents) receive();
     }
 }

@@ -104,6 +104,12 @@ void cgroup_hurry(const struct node *node, uint32_t slot, bool hurry, uint32_t c
     write_text(node->cgroup_roots[0], path, hurry ? (v1 ? "262144" : "10000") : (v1 ? "1024" : "100"));
 }
 
+/* All sandboxes are dying: together they get what cpu time they need for that, however busy the machine is. */
+void cgroup_hurry_all(const struct node *node) {
+    if (node->cgroup_version == 1) write_text(node->cgroup_roots[0], "cpu.shares", "262144");
+    if (node->cgroup_version == 2) write_text(node->cgroup_roots[0], "cpu.weight", "10000");
+}
+
 /* Removes the node's own folders, which are empty by now. A folder is removed through its parent. */
 void cgroup_remove_roots(const struct node *node) {
     for (int i = 0; i < node->cgroup_count; i++) {

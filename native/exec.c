@@ -1,9 +1,10 @@
 /* One command from start to end. In: argv, env, cwd, who, and where output goes. Out: an exit message with status, usage, and the
  * captured output up to its limit.
  *
- * A supervisor process runs it: child subreaper of everything the command starts, so that its tree can be killed as a whole, and
- * reader of its output, so that a flood ends here, in constant memory. The end of a command is the end of its first process;
- * after that, output is read for DRAIN_US more at most, because children left in the background may hold the pipes for ever. */
+ * Whoever supervises it (a process of its own, or the agent itself when nothing else runs in the sandbox) is its parent, adopts
+ * whatever it orphans, so that its tree can be killed as a whole, and reads its output, so that a flood ends here, in constant
+ * memory. The end of a command is the end of its first process; after that, output is read for DRAIN_US more at most, because
+ * children left in the background may hold the pipes for ever. */
 #define _GNU_SOURCE
 #include "warden.h"
 #include <errno.h>
@@ -21,27 +22,6 @@
 #include <unistd.h>
 
 enum { DRAIN_US = 50000, FLOOD_BYTES = 64 << 20 /* dropped output after which the command is killed */ };
-
-struct stream {
-    int fd;                   /* -1 when closed */
-    unsigned char *kept;
-    size_t bytes;
-    uint64_t dropped;
-};
-
-struct supervision {
-    const struct command *command;
-    int socket, signals, tree_dead;
-    pid_t child;
-    bool exited;
-    int status;
-    struct rusage usage;
-    uint64_t started_us, exited_us;
-    struct stream out, err;
-    int input;                /* the command's standard input, fed from command->input; -1 when done */
-    size_t fed;
-    bool flooded;
-};
 
 uint64_t now_us(void) {
     struct timespec now;
@@ -75,6 +55,7 @@ static int start(struct supervision *s, const int fds[3]) {
     s->started_us = now_us();
     s->child = vfork();
     if (s->child == 0) become_command(s->command, fds, &error);
+    environ = NULL;
     if (s->child < 0) return errno;
     if (error) waitpid(s->child, NULL, 0);
     return error;
@@ -86,8 +67,16 @@ static int open_stream(struct stream *stream, size_t limit, int *write_end) {
     fcntl(ends[0], F_SETFL, O_NONBLOCK);
     stream->fd = ends[0];
     *write_end = ends[1];
-    stream->kept = mmap(NULL, limit, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    return stream->kept == MAP_FAILED ? errno : 0;
+    void *kept = mmap(NULL, limit, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (kept == MAP_FAILED) return errno;
+    stream->kept = kept;
+    return 0;
+}
+
+static void close_stream(const struct supervision *s, struct stream *stream) {
+    if (stream->fd >= 0) close(stream->fd);
+    if (stream->kept) munmap(stream->kept, s->command->max_output);
+    *stream = (struct stream){.fd = -1};
 }
 
 static int open_input(struct supervision *s, int *read_end) {
@@ -103,16 +92,18 @@ static int open_input(struct supervision *s, int *read_end) {
 static int launch(struct supervision *s) {
     const struct command *command = s->command;
     int fds[3] = {command->fds[0], command->fds[1], command->fds[2]}, error = 0;
-    if (command->flags & EXEC_CAPTURE) {
-        fds[0] = 0; /* /dev/null */
+    if (command->flags & EXEC_CAPTURE) { /* fds are 0 so far: /dev/null */
         if (command->input_bytes) error = open_input(s, &fds[0]);
         if (!error) error = open_stream(&s->out, command->max_output, &fds[1]);
         fds[2] = fds[1];
         if (!error && !(command->flags & EXEC_MERGE)) error = open_stream(&s->err, command->max_output, &fds[2]);
     }
     if (!error) error = start(s, fds);
-    for (int i = 0; i < 3; i++)
-        if (fds[i] > 2 && (i < 2 || fds[2] != fds[1])) close(fds[i]);
+    if (command->flags & EXEC_CAPTURE) {
+        if (fds[0] > 0) close(fds[0]);
+        if (fds[1] > 0) close(fds[1]);
+        if (fds[2] > 0 && fds[2] != fds[1]) close(fds[2]);
+    }
     return error;
 }
 
@@ -126,7 +117,8 @@ static void feed(struct supervision *s) {
     }
 }
 
-static void drain(struct supervision *s, struct stream *stream) {
+/* Returns true when the stream has just become a flood. */
+static bool drain(struct supervision *s, struct stream *stream) {
     static unsigned char waste[65536];
     size_t room = s->command->max_output - stream->bytes;
     ssize_t got = read(stream->fd, room ? stream->kept + stream->bytes : waste, room && room < sizeof waste ? room : sizeof waste);
@@ -136,54 +128,41 @@ static void drain(struct supervision *s, struct stream *stream) {
         close(stream->fd);
         stream->fd = -1;
     }
-    if (stream->dropped > FLOOD_BYTES && !s->flooded) {
-        s->flooded = true;
-        kill_descendants(getpid());
-    }
+    if (stream->dropped <= FLOOD_BYTES || s->flooded) return false;
+    return s->flooded = true;
 }
 
-static void reap(struct supervision *s) {
-    struct rusage usage;
-    int status;
-    pid_t pid;
-    while ((pid = wait4(-1, &status, WNOHANG, &usage)) > 0)
-        if (pid == s->child && !s->exited) {
-            s->exited = true;
-            s->exited_us = now_us();
-            s->status = status;
-            s->usage = usage;
-        }
+/* Takes note of a child's end, if it is the command's first process. */
+void supervision_ended(struct supervision *s, pid_t pid, int status, const struct rusage *usage) {
+    if (pid != s->child || s->exited) return;
+    s->exited = true;
+    s->exited_us = now_us();
+    s->status = status;
+    s->usage = *usage;
 }
 
-static void handle_signals(struct supervision *s) {
-    struct signalfd_siginfo info;
-    while (read(s->signals, &info, sizeof info) == sizeof info) {
-        if (info.ssi_signo == SIGUSR2 && !s->exited) kill(-s->child, info.ssi_int);
-        if (info.ssi_signo == SIGUSR1) {
-            if (info.ssi_int) kill(-1, SIGKILL); /* nothing else lives here: one atomic stroke */
-            else kill_descendants(getpid());
-            uint64_t one = 1;
-            if (write(s->tree_dead, &one, sizeof one) < 0) break;
-        }
-    }
-    reap(s);
-}
-
-static int patience_ms(const struct supervision *s) {
+/* How long to wait for more of it: -1 as long as it runs, 0 when it is over. */
+int supervision_patience_ms(const struct supervision *s) {
     if (!s->exited) return -1;
+    if (s->out.fd < 0 && s->err.fd < 0) return 0;
     uint64_t end = s->exited_us + DRAIN_US, now = now_us();
     return now >= end ? 0 : (int)((end - now) / 1000) + 1;
 }
 
-static void watch(struct supervision *s) {
-    while (!s->exited || ((s->out.fd >= 0 || s->err.fd >= 0) && patience_ms(s) > 0)) {
-        struct pollfd watched[] = {{s->signals, POLLIN, 0}, {s->out.fd, POLLIN, 0}, {s->err.fd, POLLIN, 0}, {s->input, POLLOUT, 0}};
-        if (poll(watched, COUNT(watched), patience_ms(s)) < 0) continue;
-        if (watched[1].revents) drain(s, &s->out);
-        if (watched[2].revents) drain(s, &s->err);
-        if (watched[3].revents) feed(s);
-        if (watched[0].revents) handle_signals(s);
-    }
+/* What to poll for. */
+void supervision_watch(const struct supervision *s, struct pollfd watched[3]) {
+    watched[0] = (struct pollfd){s->out.fd, POLLIN, 0};
+    watched[1] = (struct pollfd){s->err.fd, POLLIN, 0};
+    watched[2] = (struct pollfd){s->input, POLLOUT, 0};
+}
+
+/* Moves whatever is ready. Returns true when the command has just flooded: its tree must die. */
+bool supervision_move(struct supervision *s, const struct pollfd watched[3]) {
+    bool flooded = false;
+    if (watched[0].revents) flooded |= drain(s, &s->out);
+    if (watched[1].revents) flooded |= drain(s, &s->err);
+    if (watched[2].revents) feed(s);
+    return flooded;
 }
 
 /* Sends all but the last chunk of a stream; the exit message carries the rest. */
@@ -201,7 +180,8 @@ static size_t send_most(const struct supervision *s, const struct stream *stream
 
 static uint64_t microseconds(struct timeval time) { return (uint64_t)time.tv_sec * 1000000 + (uint64_t)time.tv_usec; }
 
-static void report(const struct supervision *s, int error) {
+/* Reports the end, or with `error` that nothing was started, and lets go of everything. */
+void supervision_report(struct supervision *s, int error) {
     static unsigned char tail[OUTPUT_CHUNK];
     size_t out = send_most(s, &s->out, false, OUTPUT_CHUNK / 2), err = send_most(s, &s->err, true, OUTPUT_CHUNK / 2);
     struct agent_reply reply = {.op = AGENT_EXIT, .id = s->command->id, .status = error ? error : s->status,
@@ -214,20 +194,54 @@ static void report(const struct supervision *s, int error) {
     if (reply.out_bytes) memcpy(tail, s->out.kept + out, reply.out_bytes);
     if (reply.err_bytes) memcpy(tail + reply.out_bytes, s->err.kept + err, reply.err_bytes);
     wire_send(s->socket, &reply, sizeof reply, tail, reply.out_bytes + reply.err_bytes, -1);
+    close_stream(s, &s->out);
+    close_stream(s, &s->err);
+    if (s->input >= 0) close(s->input);
+    s->input = -1;
 }
 
-/* The supervisor's life. Exits with 0 when nothing of the command is left, 1 when it left children in the background. */
-_Noreturn void supervise(int socket, int signals, int tree_dead, const struct command *command) {
-    static struct supervision s;
-    s = (struct supervision){.command = command, .socket = socket, .signals = signals, .tree_dead = tree_dead,
-                             .out.fd = -1, .err.fd = -1, .input = -1};
-    prctl(PR_SET_CHILD_SUBREAPER, 1);
-    int error = launch(&s);
+/* Starts a command. Returns 0, or an errno, and then nothing runs. */
+int supervision_begin(struct supervision *s, int socket, const struct command *command) {
+    *s = (struct supervision){.command = command, .socket = socket, .out.fd = -1, .err.fd = -1, .input = -1};
+    int error = launch(s);
     if (!error && !(command->flags & EXEC_CAPTURE)) {
         struct agent_reply started = {.op = AGENT_STARTED, .id = command->id};
         wire_send(socket, &started, sizeof started, NULL, 0, -1);
     }
-    if (!error) watch(&s);
-    report(&s, error);
-    _exit(waitpid(-1, NULL, WNOHANG) < 0 ? 0 : 1);
+    return error;
+}
+
+static void handle_signals(struct supervision *s, int signals, int tree_dead) {
+    struct signalfd_siginfo info;
+    struct rusage usage;
+    int status;
+    pid_t pid;
+    while (read(signals, &info, sizeof info) == sizeof info) {
+        uint64_t one = 1;
+        if (info.ssi_signo == SIGUSR2 && !s->exited) kill(-s->child, info.ssi_int);
+        if (info.ssi_signo != SIGUSR1) continue;
+        kill_descendants(getpid(), NULL, 0);
+        if (write(tree_dead, &one, sizeof one) < 0) break;
+    }
+    while ((pid = wait4(-1, &status, WNOHANG, &usage)) > 0) supervision_ended(s, pid, status, &usage);
+}
+
+/* The life of a supervisor process. After the command's end it stays with the children that were left in the background, which are
+ * so never mistaken for another command's. */
+_Noreturn void supervise(int socket, int signals, int tree_dead, const struct command *command) {
+    static struct supervision s;
+    struct pollfd watched[4];
+    prctl(PR_SET_CHILD_SUBREAPER, 1);
+    int error = supervision_begin(&s, socket, command);
+    for (int i = 0; i < 3 && !(command->flags & EXEC_CAPTURE); i++) close(command->fds[i]);
+    while (!error && supervision_patience_ms(&s)) {
+        supervision_watch(&s, watched);
+        watched[3] = (struct pollfd){signals, POLLIN, 0};
+        if (poll(watched, COUNT(watched), supervision_patience_ms(&s)) < 0) continue;
+        if (supervision_move(&s, watched)) kill_descendants(getpid(), NULL, 0);
+        if (watched[3].revents) handle_signals(&s, signals, tree_dead);
+    }
+    supervision_report(&s, error);
+    while (waitpid(-1, NULL, 0) > 0 || errno == EINTR) {}
+    _exit(0);
 }

@@ -9,6 +9,7 @@
 #include <linux/magic.h>
 #include <linux/openat2.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -113,9 +114,9 @@ static bool is_folder(int dir, const struct dirent *entry) {
     return !fstatat(dir, entry->d_name, &info, AT_SYMLINK_NOFOLLOW) && S_ISDIR(info.st_mode);
 }
 
-/* Removes what can be removed of the folder open at `dir` in one pass and returns a descriptor of the first subfolder found
- * (its name in `name`), or -1 when the folder is empty now. */
-static int sweep(int dir, char *name, int *error) {
+/* Removes what can be removed of the folder open at `dir` in one pass. Returns a descriptor of the first subfolder that is not
+ * empty, or -1 when the folder is empty now. */
+static int sweep(int dir, int *error) {
     int copy = openat(dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *list = copy < 0 ? NULL : fdopendir(copy);
     int down = -1;
@@ -127,31 +128,57 @@ static int sweep(int dir, char *name, int *error) {
         if (!unlinkat(dir, entry->d_name, folder ? AT_REMOVEDIR : 0) || errno == ENOENT) continue;
         if (!folder || (errno != ENOTEMPTY && errno != EEXIST)) *error = errno;
         else if ((down = openat(dir, entry->d_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)) < 0) *error = errno;
-        else memcpy(name, entry->d_name, strlen(entry->d_name) + 1);
     }
     closedir(list);
     return down;
 }
 
-/* Removes a file, or a folder with everything in it, without recursion: a tree nested a million deep costs two descriptors.
- * After emptying a folder it starts again at the top of the tree. Returns 0 or -1 with errno. */
+struct path_down {            /* which folders lie above the present one */
+    ino_t *inodes;
+    size_t depth, room;
+};
+
+static bool push(struct path_down *above, int dir) {
+    struct stat info;
+    if (above->depth == above->room) {
+        size_t room = above->room ? 2 * above->room : 64;
+        ino_t *grown = reallocarray(above->inodes, room, sizeof *grown);
+        if (!grown) return false;
+        above->inodes = grown;
+        above->room = room;
+    }
+    if (fstat(dir, &info)) return false;
+    above->inodes[above->depth++] = info.st_ino;
+    return true;
+}
+
+/* The folder above; fails if someone moved the present one meanwhile, or we would empty what we were not asked to. */
+static int climb(struct path_down *above, int dir) {
+    struct stat info;
+    int up = openat(dir, "..", O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (up >= 0 && !fstat(up, &info) && info.st_ino == above->inodes[--above->depth]) return up;
+    if (up >= 0) close(up);
+    errno = EBUSY;
+    return -1;
+}
+
+/* Removes a file, or a folder with everything in it, without recursion: a tree nested a million deep costs three descriptors. */
 int remove_tree(const char *path) {
-    char name[NAME_MAX + 1];
-    int error = 0;
+    struct path_down above = {0};
+    int error = 0, here, next;
     if (!unlink(path)) return 0;
     if (errno != EISDIR && errno != EPERM) return -1;
-    int top = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    if (top < 0) return -1;
-    for (int here = dup(top); here >= 0;) {
-        int down = sweep(here, name, &error);
+    here = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (here < 0) return -1;
+    while (here >= 0) {
+        next = sweep(here, &error);
+        if (next >= 0 && !push(&above, here)) error = errno;
+        if (next < 0 && !error && above.depth && (next = climb(&above, here)) < 0) error = errno;
         close(here);
-        here = error ? -1 : down;
-        if (here < 0 && !error) { /* this folder is empty: take the next unfinished one from the top */
-            if (!rmdir(path)) break;
-            here = errno == ENOTEMPTY || errno == EEXIST ? dup(top) : -1;
-            if (here < 0) error = errno;
-        }
+        if (error && next >= 0) close(next);
+        here = error ? -1 : next;
     }
-    close(top);
+    free(above.inodes);
+    if (!error && rmdir(path)) error = errno;
     return error ? (errno = error, -1) : 0;
 }

@@ -68,26 +68,28 @@ static bool is_below(const struct table *table, pid_t pid, pid_t root) {
     return false;
 }
 
-static void mark_descendants(struct table *table, pid_t root) {
+/* The spared and what is below them are not marked. */
+static void mark_descendants(struct table *table, pid_t root, const struct victims *spared) {
     bool changed = true;
     while (changed) {
         changed = false;
         for (int i = 0; i < table->count; i++) {
             struct entry *entry = &table->entries[i];
-            if (!entry->below && entry->pid != root && is_below(table, entry->parent, root)) entry->below = changed = true;
+            if (entry->below || entry->pid == root || contains(spared, entry->pid)) continue;
+            if (is_below(table, entry->parent, root)) entry->below = changed = true;
         }
     }
 }
 
 /* Stops every descendant of `root` that is not among the victims yet, until a look at the whole table finds no more, or until the
  * deadline. Returns whether it was done by then. */
-static bool stop_descendants(pid_t root, struct victims *victims, uint64_t deadline_us) {
+static bool stop_descendants(pid_t root, struct victims *victims, const struct victims *spared, uint64_t deadline_us) {
     static struct table table;
     int before;
     do {
         before = victims->count;
         list_processes(&table, victims);
-        mark_descendants(&table, root);
+        mark_descendants(&table, root, spared);
         for (int i = 0; i < table.count; i++) {
             struct entry *entry = &table.entries[i];
             if (!entry->below || victims->count == MOST_PROCESSES || contains(victims, entry->pid)) continue;
@@ -98,14 +100,17 @@ static bool stop_descendants(pid_t root, struct victims *victims, uint64_t deadl
     return victims->count == before;
 }
 
-/* Kills everything below `root`, which stays. When a tree outruns 80 ms, everything in the sandbox but `root` and init dies. */
-void kill_descendants(pid_t root) {
-    static struct victims victims;
+/* Kills everything below `root`, but for the spared and what is below them. When a tree outruns 80 ms, everything in the sandbox
+ * but the caller and init dies. */
+void kill_descendants(pid_t root, const pid_t *spared, int spared_count) {
+    static struct victims victims, kept;
     uint64_t deadline = now_us() + 80000;
     bool done = false;
     victims.count = 0;
+    kept.count = 0;
+    for (int i = 0; i < spared_count && i < MOST_PROCESSES; i++) kept.pids[kept.count++] = spared[i];
     for (int killed = 0; !done && now_us() < deadline;) {
-        if (!stop_descendants(root, &victims, deadline)) break;
+        if (!stop_descendants(root, &victims, &kept, deadline)) break;
         done = killed == victims.count; /* a further look found nobody: none woke the stopped ones before they were killed */
         for (; killed < victims.count; killed++) kill(victims.pids[killed], SIGKILL);
     }

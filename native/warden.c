@@ -136,6 +136,7 @@ static void remove_state_folder(void) {
 _Noreturn static void leave(void) {
     close(node.control);
     node.control = -1;
+    cgroup_hurry_all(&node);
     for (uint32_t slot = 0; slot < slots; slot++)
         if (sandboxes[slot].pid && !sandboxes[slot].ended) kill(sandboxes[slot].pid, SIGKILL);
     reap(0);

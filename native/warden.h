@@ -1,8 +1,10 @@
 /* What the warden's parts offer one another. */
 #pragma once
 #include "protocol.h"
+#include <poll.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <sys/resource.h>
 #include <sys/types.h>
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
@@ -52,6 +54,7 @@ int cgroup_make(const struct node *node, uint32_t slot, const struct warden_requ
 void cgroup_close(struct cgroup *group);
 void cgroup_remove(const struct node *node, uint32_t slot, struct warden_reply *account);
 void cgroup_hurry(const struct node *node, uint32_t slot, bool hurry, uint32_t cpu_us);
+void cgroup_hurry_all(const struct node *node);
 void cgroup_remove_roots(const struct node *node);
 
 /* mounts.c */
@@ -85,7 +88,7 @@ void spawn_sandbox(struct node *node, const struct warden_request *request, cons
 enum { CPU_TASKS = 5 /* descriptor of the task list of the commands' cpu group */ };
 _Noreturn void agent_serve(int socket, int signals);
 struct job {
-    pid_t supervisor;         /* 0: free */
+    pid_t supervisor;         /* 0: free. It may outlive its command */
     uint32_t id;
 };
 struct command {
@@ -96,10 +99,35 @@ struct command {
     uint64_t max_output;
     int fds[3];
 };
+struct stream {
+    int fd;                   /* -1 when closed */
+    unsigned char *kept;
+    size_t bytes;
+    uint64_t dropped;
+};
+struct supervision {
+    const struct command *command; /* NULL: none */
+    int socket;
+    pid_t child;
+    bool exited;
+    int status;
+    struct rusage usage;
+    uint64_t started_us, exited_us;
+    struct stream out, err;
+    int input;                /* the command's standard input, fed from command->input; -1 when done */
+    size_t fed;
+    bool flooded;
+};
+int supervision_begin(struct supervision *s, int socket, const struct command *command);
+int supervision_patience_ms(const struct supervision *s);
+void supervision_watch(const struct supervision *s, struct pollfd watched[3]);
+bool supervision_move(struct supervision *s, const struct pollfd watched[3]);
+void supervision_ended(struct supervision *s, pid_t pid, int status, const struct rusage *usage);
+void supervision_report(struct supervision *s, int error);
 _Noreturn void supervise(int socket, int signals, int tree_dead, const struct command *command);
 
 /* tree.c */
-void kill_descendants(pid_t root);
+void kill_descendants(pid_t root, const pid_t *spared, int spared_count);
 
 /* small wrappers of system calls that libc lacks */
 int write_text(int dir, const char *path, const char *text);

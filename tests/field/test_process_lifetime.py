@@ -141,6 +141,7 @@ def test_trajectoryrl_203_sigkill_of_the_owner_leaves_nothing(tmp_path: Path) ->
 def test_agent_sandbox_1352_inspect_ai_1107_a_command_whose_answer_was_lost_ran_once(box: Sandbox) -> None:
     """Its supervisor is killed after the effect and before the answer: the caller hears of a killed command; nobody runs it again."""
     for _ in range(5):
+        box.exec("sleep", "60")  # beside another command, each has a supervisor process
         done = box.run("bash", "-c", "echo x >> log; kill -9 $PPID; sleep 60", user="root", timeout=10)
         assert (done.exit_code, done.signal) == (None, signal.SIGKILL)
     assert box.read("log") == b"x\n" * 5

@@ -126,6 +126,8 @@ class Agent:
             listener = self._listeners.get(reply.id)
             if listener is None and reply.op == wire.EXIT and 0 < reply.id <= self._last:
                 return  # a command that was killed in the moment it ended is reported twice: by its supervisor and by its death
+            if listener is None and reply.op in (wire.EXIT, wire.OUTPUT) and 0 < reply.id <= self._last:
+                return  # a supervisor that was killed after it had reported is reported once more
             if listener is None:
                 raise wire.MalformedError(f"a reply to request {reply.id}, which nobody made")
             if listener.reply(reply, fd):

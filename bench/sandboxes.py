@@ -1,0 +1,302 @@
+"""Sandboxes beside bubblewrap and crun: start to first output, exec overhead, 500 idle ones, teardown.
+
+Peers run in the same rounds, one after the other, so that whatever else the machine does hits all alike. Medians and 99th
+percentiles in milliseconds. `scripts/bench sandboxes [--quick] [--json FILE] [--rounds N] [--idle N]`.
+
+crun refuses hybrid control groups (a version 2 hierarchy beside version 1); where both are mounted, the whole benchmark runs in a
+mount namespace of its own without the version 2 one. Its commands are in the table's notes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from sandmill.sandboxes import Pool, Sandbox, SandboxSpec, block_on
+from sandmill.sandboxes.backends.native import node
+
+SPEC = SandboxSpec.of(cpu=1, memory="512Mi", disk="64Mi", idle_timeout="1h")
+SMALL = SandboxSpec.of(cpu=1, memory="64Mi", disk="8Mi", idle_timeout="1h")
+HYBRID = Path("/sys/fs/cgroup/unified")
+
+
+class Timing(msgspec.Struct, frozen=True):
+    """Milliseconds of one operation over all rounds."""
+
+    name: str
+    minimum: float
+    median: float
+    p99: float
+    rounds: int
+
+    @classmethod
+    def of(cls, name: str, seconds: list[float]) -> Timing:
+        ordered = sorted(value * 1e3 for value in seconds)
+        return cls(name, ordered[0], statistics.median(ordered), ordered[min(len(ordered) - 1, round(0.99 * len(ordered)))], len(ordered))
+
+
+class Idle(msgspec.Struct, frozen=True):
+    """Many sandboxes alive and doing nothing."""
+
+    count: int
+    create_s: float
+    creations_per_s: float
+    pss_kib_each: float
+    memory_kib_each: float
+    """Fall of the machine's available memory, per sandbox."""
+    answer: Timing
+    command: Timing
+    teardown_s: float
+
+
+def clock(action: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    action()
+    return time.perf_counter() - began
+
+
+def first_output(argv: list[str]) -> float:
+    """Seconds from the call to the first byte of output; then waits for the end."""
+    began = time.perf_counter()
+    with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        first = process.stdout.read(1)
+        elapsed = time.perf_counter() - began
+        if not first:
+            raise SystemExit(f"{argv[0]} printed nothing: {process.stderr.read().decode(errors='replace').strip()}")
+    return elapsed
+
+
+def bubblewrap_command() -> list[str] | None:
+    program = shutil.which("bwrap")
+    if program is None:
+        return None
+    links = [
+        part
+        for name in ("bin", "sbin", "lib", "lib64")
+        if Path("/", name).is_symlink()
+        for part in ("--symlink", f"usr/{name}", f"/{name}")
+    ]
+    walls = ["--unshare-all", "--die-with-parent", "--new-session", "--uid", "1000", "--gid", "1000", "--cap-drop", "ALL"]
+    return [program, *walls, "--ro-bind", "/usr", "/usr", *links, "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "/bin/echo", "hi"]
+
+
+def crun_bundle(folder: Path) -> list[str] | None:
+    """A bundle with what `crun spec` proposes (all namespaces, limits, capabilities), the host's /usr as programs, and `echo hi`."""
+    program = shutil.which("crun")
+    if program is None or os.geteuid() != 0:
+        return None
+    root = folder / "rootfs"
+    for name in ("usr", "proc", "dev", "sys", "tmp"):
+        (root / name).mkdir(parents=True)
+    for name in ("bin", "sbin", "lib", "lib64"):
+        if Path("/", name).is_symlink():
+            (root / name).symlink_to(f"usr/{name}")
+    subprocess.run([program, "spec"], cwd=folder, check=True)
+    config = json.loads((folder / "config.json").read_text())
+    config["process"] |= {"terminal": False, "args": ["/bin/echo", "hi"]}
+    config["process"]["user"] = {"uid": 1000, "gid": 1000}
+    config["mounts"] = [mount for mount in config["mounts"] if mount["destination"] != "/sys/fs/cgroup"]
+    config["mounts"].append({"destination": "/usr", "type": "bind", "source": "/usr", "options": ["bind", "ro"]})
+    config["linux"]["resources"] = {"memory": {"limit": 512 << 20}, "pids": {"limit": 256}, "cpu": {"quota": 100_000, "period": 100_000}}
+    (folder / "config.json").write_text(json.dumps(config))
+    return [program, "run", "--bundle", str(folder)]
+
+
+def cold_start() -> float:
+    began = time.perf_counter()
+    box = Sandbox.from_spec(SPEC)
+    box.run("/bin/echo", "hi")
+    elapsed = time.perf_counter() - began
+    box.terminate()
+    return elapsed
+
+
+def create_alone() -> float:
+    began = time.perf_counter()
+    box = Sandbox.from_spec(SPEC)
+    elapsed = time.perf_counter() - began
+    box.terminate()
+    return elapsed
+
+
+def pooled_start(pool: Pool) -> float:
+    while not pool.ready:
+        time.sleep(0.001)
+    time.sleep(0.01)  # the pool's own refilling is not part of taking one
+    began = time.perf_counter()
+    box = pool.take({"file": b"contents\n"})
+    box.run("/bin/echo", "hi")
+    elapsed = time.perf_counter() - began
+    box.terminate()
+    return elapsed
+
+
+def starts(rounds: int, folder: Path) -> list[Timing]:
+    """Start to first output of everything that is installed, interleaved."""
+    bubblewrap, crun = bubblewrap_command(), crun_bundle(folder)
+    samples: dict[str, list[float]] = {}
+    with Pool(SPEC, 2) as pool:
+        cold_start()
+        for number in range(rounds):
+            actions: list[tuple[str, Callable[[], float]]] = [
+                ("bare subprocess", lambda: first_output(["/bin/echo", "hi"])),
+                ("sandmill, cold", cold_start),
+                ("sandmill, from a pool", lambda: pooled_start(pool)),
+                ("sandmill, create alone", create_alone),
+            ]
+            if bubblewrap:
+                actions.append(("bubblewrap", lambda: first_output(bubblewrap)))
+            if crun:
+                actions.append(("crun", lambda number=number: first_output([*crun, f"bench-{os.getpid()}-{number}"])))  # type: ignore[misc]
+            for name, action in actions:
+                samples.setdefault(name, []).append(action())
+    return [Timing.of(name, seconds) for name, seconds in samples.items()]
+
+
+def execs(rounds: int) -> list[Timing]:
+    """A command in a running sandbox beside a bare subprocess that also collects output."""
+    samples: dict[str, list[float]] = {}
+    with Sandbox.from_spec(SPEC) as box:
+        for _ in range(rounds):
+            for name, argv in (("true", ["true"]), ("bash", ["bash", "-c", "echo hi"]), ("python3", ["/usr/bin/python3", "-c", "pass"])):
+                samples.setdefault(f"{name}, subprocess", []).append(clock(lambda argv=argv: subprocess.run(argv, capture_output=True)))  # type: ignore[misc]
+                samples.setdefault(f"{name}, sandbox", []).append(clock(lambda argv=argv: box.run(*argv)))  # type: ignore[misc]
+            samples.setdefault("ping, sandbox", []).append(clock(box.ping))
+            samples.setdefault("write 1 kB and read it", []).append(clock(lambda: (box.write("f", b"x" * 1000), box.read("f"))))
+    return [Timing.of(name, seconds) for name, seconds in samples.items()]
+
+
+def available_kib() -> int:
+    return next(int(line.split()[1]) for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable"))
+
+
+def pss_kib(pids: list[int]) -> int:
+    return sum(
+        int(line.split()[1])
+        for pid in pids
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        if line.startswith("Pss:")
+    )
+
+
+def idle(count: int) -> Idle:
+    async def create() -> list[Sandbox]:
+        return list(await asyncio.gather(*(Sandbox.from_spec.aio(SMALL) for _ in range(count))))
+
+    async def terminate(boxes: list[Sandbox]) -> None:
+        await asyncio.gather(*(box.terminate.aio() for box in boxes))
+
+    before = available_kib()
+    began = time.perf_counter()
+    boxes = block_on(create())
+    create_s = time.perf_counter() - began
+    memory = before - available_kib()
+    pss = pss_kib([box._birth.pid for box in boxes if box._birth is not None]) if os.geteuid() == 0 else 0
+    answers = [clock(box.ping) for box in boxes]
+    commands = [clock(lambda box=box: box.run("/bin/echo", "hi")) for box in boxes]  # type: ignore[misc]
+    teardown = clock(lambda: block_on(terminate(boxes)))
+    return Idle(
+        count,
+        create_s,
+        count / create_s,
+        pss / count,
+        memory / count,
+        Timing.of("ping", answers),
+        Timing.of("first echo", commands),
+        teardown,
+    )
+
+
+def episodes(count: int) -> dict[str, float]:
+    """A training step's worth: create with ten files, two commands, terminate, 64 at once; wall and this process's own cpu time."""
+    files = {f"f{number}": b"line\n" * 50 for number in range(10)}
+
+    async def one(slots: asyncio.Semaphore) -> None:
+        async with slots, await Sandbox.from_spec.aio(SPEC, files=files) as box:
+            for _ in range(2):
+                await box.run.aio("true", timeout=10)
+
+    async def step() -> None:
+        slots = asyncio.Semaphore(64)
+        await asyncio.gather(*(one(slots) for _ in range(count)))
+
+    cpu = time.process_time()
+    wall = clock(lambda: block_on(step()))
+    return {"episodes": count, "wall_s": wall, "python_cpu_s": time.process_time() - cpu}
+
+
+def show(console: Console, title: str, timings: list[Timing], base: str) -> None:
+    table = Table("", "min", "median", "p99", "n", f"median / {base}", title=title, title_justify="left")
+    reference = next((timing.median for timing in timings if timing.name == base), None)
+    for timing in timings:
+        ratio = f"{timing.median / reference:.2f}" if reference else ""
+        table.add_row(timing.name, *(f"{value:.2f}" for value in (timing.minimum, timing.median, timing.p99)), str(timing.rounds), ratio)
+    console.print(table)
+
+
+def show_idle(console: Console, found: Idle, step: dict[str, float]) -> None:
+    console.print(
+        f"{found.count} idle sandboxes: made in {found.create_s:.2f} s ({found.creations_per_s:.0f}/s); each {found.pss_kib_each:.0f} KiB PSS,"
+        f" {found.memory_kib_each:.0f} KiB of the machine's memory; ping {found.answer.median:.2f} ms, first echo {found.command.median:.2f} ms"
+        f" (medians); all torn down in {found.teardown_s:.2f} s"
+    )
+    console.print(
+        f"a step of {step['episodes']:.0f} episodes (create with 10 files, 2 commands, terminate): {step['wall_s']:.2f} s,"
+        f" {step['python_cpu_s']:.2f} s of it Python's own cpu time"
+    )
+
+
+def leave_hybrid_cgroups() -> None:
+    """Starts over without the version 2 hierarchy when crun would refuse the mixture."""
+    hybrid = HYBRID.is_dir() and any(line.split()[1] == str(HYBRID) for line in Path("/proc/self/mounts").read_text().splitlines())
+    if hybrid and os.geteuid() == 0 and shutil.which("crun") and shutil.which("unshare"):
+        script = 'umount "$0" && exec "$@"'
+        os.execvp("unshare", ["unshare", "-m", "sh", "-c", script, str(HYBRID), sys.executable, *sys.argv])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--idle", type=int, default=500)
+    parser.add_argument("--quick", action="store_true", help="few rounds: for a look, not for figures to keep")
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    options = parser.parse_args()
+    leave_hybrid_cgroups()
+    rounds, count = (10, 100) if options.quick else (options.rounds, options.idle)
+    console = Console()
+    console.print(f"{platform.release()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, {rounds} rounds")
+    with tempfile.TemporaryDirectory() as folder:
+        started = starts(rounds, Path(folder))
+    executed = execs(rounds)
+    resting = idle(count)
+    step = episodes(count)
+    show(console, "start to first output (ms)", started, "bubblewrap")
+    show(console, "one command (ms)", executed, "true, subprocess")
+    show_idle(console, resting, step)
+    lacks = node._node.lacks if node._node else None
+    if lacks:
+        console.print(lacks)
+    if options.json:
+        figures = {"kernel": platform.release(), "cores": os.cpu_count(), "load": os.getloadavg()[0], "starts": started, "execs": executed}
+        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(figures | {"idle": resting, "step": step})) + b"\n")
+
+
+if __name__ == "__main__":
+    main()
