@@ -18,6 +18,8 @@ from sandmill.sandboxes.sandbox import Sandbox
 from sandmill.sandboxes.spec import SandboxSpec
 
 _MAKING_AT_ONCE: Final = 4
+_REFILL_AFTER_S: Final = 0.01
+"""The one that was taken runs its first command before a new one competes with it for the processor."""
 
 
 class Pool:
@@ -43,7 +45,7 @@ class Pool:
         """A fresh sandbox with `files` in its workdir: a ready one, or a new one when none is. Raises what `Sandbox.create` raises."""
         while self._ready:
             sandbox = self._ready.popleft()
-            self._refill()
+            asyncio.get_running_loop().call_later(_REFILL_AFTER_S, self._refill)
             if not sandbox.alive:
                 continue
             sandbox.hand_out(name, labels)
