@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -87,12 +88,8 @@ def bubblewrap_command() -> list[str] | None:
     program = shutil.which("bwrap")
     if program is None:
         return None
-    links = [
-        part
-        for name in ("bin", "sbin", "lib", "lib64")
-        if Path("/", name).is_symlink()
-        for part in ("--symlink", f"usr/{name}", f"/{name}")
-    ]
+    merged = [name for name in ("bin", "sbin", "lib", "lib64") if Path("/", name).is_symlink()]
+    links = [part for name in merged for part in ("--symlink", f"usr/{name}", f"/{name}")]
     walls = ["--unshare-all", "--die-with-parent", "--new-session", "--uid", "1000", "--gid", "1000", "--cap-drop", "ALL"]
     return [program, *walls, "--ro-bind", "/usr", "/usr", *links, "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "/bin/echo", "hi"]
 
@@ -164,21 +161,29 @@ def starts(rounds: int, folder: Path) -> list[Timing]:
             if bubblewrap:
                 actions.append(("bubblewrap", lambda: first_output(bubblewrap)))
             if crun:
-                actions.append(("crun", lambda number=number: first_output([*crun, f"bench-{os.getpid()}-{number}"])))  # type: ignore[misc]
+                actions.append(("crun", partial(first_output, [*crun, f"bench-{os.getpid()}-{number}"])))
             for name, action in actions:
                 samples.setdefault(name, []).append(action())
     return [Timing.of(name, seconds) for name, seconds in samples.items()]
 
 
 def execs(rounds: int) -> list[Timing]:
-    """A command in a running sandbox beside a bare subprocess that also collects output."""
+    """A command in a running sandbox, awaited and blocking, beside a bare subprocess that also collects output."""
+    programs = (("true", ["true"]), ("bash", ["bash", "-c", "echo hi"]), ("python3", ["/usr/bin/python3", "-c", "pass"]))
     samples: dict[str, list[float]] = {}
+
+    async def awaited(box: Sandbox, argv: list[str]) -> float:
+        began = time.perf_counter()
+        await box.run.aio(*argv)
+        return time.perf_counter() - began
+
     with Sandbox.from_spec(SPEC) as box:
         for _ in range(rounds):
-            for name, argv in (("true", ["true"]), ("bash", ["bash", "-c", "echo hi"]), ("python3", ["/usr/bin/python3", "-c", "pass"])):
-                samples.setdefault(f"{name}, subprocess", []).append(clock(lambda argv=argv: subprocess.run(argv, capture_output=True)))  # type: ignore[misc]
-                samples.setdefault(f"{name}, sandbox", []).append(clock(lambda argv=argv: box.run(*argv)))  # type: ignore[misc]
-            samples.setdefault("ping, sandbox", []).append(clock(box.ping))
+            for name, argv in programs:
+                samples.setdefault(f"{name}: subprocess", []).append(clock(partial(subprocess.run, argv, capture_output=True)))
+                samples.setdefault(f"{name}: sandbox", []).append(block_on(awaited(box, argv)))
+                samples.setdefault(f"{name}: sandbox, blocking", []).append(clock(partial(box.run, *argv)))
+            samples.setdefault("ping", []).append(clock(box.ping))
             samples.setdefault("write 1 kB and read it", []).append(clock(lambda: (box.write("f", b"x" * 1000), box.read("f"))))
     return [Timing.of(name, seconds) for name, seconds in samples.items()]
 
@@ -188,12 +193,8 @@ def available_kib() -> int:
 
 
 def pss_kib(pids: list[int]) -> int:
-    return sum(
-        int(line.split()[1])
-        for pid in pids
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        if line.startswith("Pss:")
-    )
+    rollups = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in pids]
+    return sum(int(line.split()[1]) for text in rollups for line in text.splitlines() if line.startswith("Pss:"))
 
 
 def idle(count: int) -> Idle:
@@ -210,18 +211,10 @@ def idle(count: int) -> Idle:
     memory = before - available_kib()
     pss = pss_kib([box._birth.pid for box in boxes if box._birth is not None]) if os.geteuid() == 0 else 0
     answers = [clock(box.ping) for box in boxes]
-    commands = [clock(lambda box=box: box.run("/bin/echo", "hi")) for box in boxes]  # type: ignore[misc]
+    commands = [clock(partial(box.run, "/bin/echo", "hi")) for box in boxes]
     teardown = clock(lambda: block_on(terminate(boxes)))
-    return Idle(
-        count,
-        create_s,
-        count / create_s,
-        pss / count,
-        memory / count,
-        Timing.of("ping", answers),
-        Timing.of("first echo", commands),
-        teardown,
-    )
+    timings = Timing.of("ping", answers), Timing.of("first echo", commands)
+    return Idle(count, create_s, count / create_s, pss / count, memory / count, *timings, teardown)
 
 
 def episodes(count: int) -> dict[str, float]:
@@ -242,23 +235,25 @@ def episodes(count: int) -> dict[str, float]:
     return {"episodes": count, "wall_s": wall, "python_cpu_s": time.process_time() - cpu}
 
 
-def show(console: Console, title: str, timings: list[Timing], base: str) -> None:
-    table = Table("", "min", "median", "p99", "n", f"median / {base}", title=title, title_justify="left")
-    reference = next((timing.median for timing in timings if timing.name == base), None)
+def show(console: Console, title: str, timings: list[Timing], base: Callable[[str], str]) -> None:
+    """`base` names the row that a row is divided by."""
+    table = Table("", "min", "median", "p99", "n", "median of", title=title, title_justify="left")
+    medians = {timing.name: timing.median for timing in timings}
     for timing in timings:
-        ratio = f"{timing.median / reference:.2f}" if reference else ""
+        reference = medians.get(base(timing.name))
+        ratio = f"{timing.median / reference:.2f} x {base(timing.name)}" if reference and base(timing.name) != timing.name else ""
         table.add_row(timing.name, *(f"{value:.2f}" for value in (timing.minimum, timing.median, timing.p99)), str(timing.rounds), ratio)
     console.print(table)
 
 
 def show_idle(console: Console, found: Idle, step: dict[str, float]) -> None:
+    console.print(f"{found.count} idle sandboxes: made in {found.create_s:.2f} s ({found.creations_per_s:.0f} a second)")
+    console.print(f"  each {found.pss_kib_each:.0f} KiB PSS, {found.memory_kib_each:.0f} KiB of the machine's memory")
+    for timing in (found.answer, found.command):
+        console.print(f"  {timing.name}: {timing.median:.2f} ms median, {timing.p99:.2f} ms p99")
+    console.print(f"  all torn down in {found.teardown_s:.2f} s")
     console.print(
-        f"{found.count} idle sandboxes: made in {found.create_s:.2f} s ({found.creations_per_s:.0f}/s); each {found.pss_kib_each:.0f} KiB PSS,"
-        f" {found.memory_kib_each:.0f} KiB of the machine's memory; ping {found.answer.median:.2f} ms, first echo {found.command.median:.2f} ms"
-        f" (medians); all torn down in {found.teardown_s:.2f} s"
-    )
-    console.print(
-        f"a step of {step['episodes']:.0f} episodes (create with 10 files, 2 commands, terminate): {step['wall_s']:.2f} s,"
+        f"a step of {step['episodes']:.0f} episodes (create with 10 files, 2 commands, terminate; 64 at once): {step['wall_s']:.2f} s,"
         f" {step['python_cpu_s']:.2f} s of it Python's own cpu time"
     )
 
@@ -272,7 +267,7 @@ def leave_hybrid_cgroups() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--idle", type=int, default=500)
     parser.add_argument("--quick", action="store_true", help="few rounds: for a look, not for figures to keep")
@@ -287,15 +282,16 @@ def main() -> None:
     executed = execs(rounds)
     resting = idle(count)
     step = episodes(count)
-    show(console, "start to first output (ms)", started, "bubblewrap")
-    show(console, "one command (ms)", executed, "true, subprocess")
+    show(console, "start to first output (ms)", started, lambda name: "bubblewrap")
+    show(console, "one command (ms)", executed, lambda name: f"{name.split(':')[0]}: subprocess")
     show_idle(console, resting, step)
     lacks = node._node.lacks if node._node else None
     if lacks:
         console.print(lacks)
     if options.json:
-        figures = {"kernel": platform.release(), "cores": os.cpu_count(), "load": os.getloadavg()[0], "starts": started, "execs": executed}
-        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(figures | {"idle": resting, "step": step})) + b"\n")
+        machine = {"kernel": platform.release(), "cores": os.cpu_count(), "load": os.getloadavg()[0]}
+        figures = machine | {"starts": started, "execs": executed, "idle": resting, "step": step}
+        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(figures)) + b"\n")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 V1_CONTROLLERS: Final = ("cpu", "memory", "pids")
+_SHARE: Final = 4
+"""All sandboxes of an owner together weigh as much as this many processes of the host: enough to answer, too little to starve it."""
 
 
 class CgroupPlan(NamedTuple):
@@ -26,6 +28,9 @@ class CgroupPlan(NamedTuple):
             place.mkdir(mode=0o755)
         if self.version == 2:
             (made[0] / "cgroup.subtree_control").write_text("+cpu +memory +pids")
+            (made[0] / "cpu.weight").write_text(str(100 * _SHARE))
+        elif self.version == 1:
+            (made[0] / "cpu.shares").write_text(str(1024 * _SHARE))
         return made
 
 
