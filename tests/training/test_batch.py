@@ -73,7 +73,7 @@ def test_no_groups_and_no_tokens_make_no_rows():
     assert batch_of(group_of("g", [(1.0, [turn([1], [])]), (0.0, [])])).rows == ()
 
 
-@pytest.mark.parametrize("layout", Layout)
+@pytest.mark.parametrize("layout", [Layout.PADDED, Layout.PACKED])
 @pytest.mark.parametrize("size", [1, 2, 3, 64])
 def test_micro_batches_hold_every_row_once_longest_first(layout, size):
     group = group_of("g", [(float(i), [turn([1] * (1 + i % 3), list(range(2, 4 + i)))]) for i in range(5)])
@@ -87,6 +87,38 @@ def test_micro_batches_hold_every_row_once_longest_first(layout, size):
         assert len(micro.row_K) == len(micro.logprobs_K) == int(micro.select.sum())
         assert micro.place(0) == f"sampled token 0 of {micro.rows[0].name}"
         assert micro.place(len(micro.row_K) - 1).endswith(micro.rows[-1].name)
+
+
+def paths_of(micro):
+    return [micro.ids[path[:length]].tolist() for path, length in zip(micro.paths_BT, micro.lengths_B.tolist(), strict=True)]
+
+
+def test_a_tree_holds_a_groups_common_prompt_once():
+    groups = [
+        group_of(
+            name, [(float(i), [turn([1, 2, last], [i, 4])]) for i in range(2)] + [(5.0, [turn([1, 2, last], [7], [-1.0]), turn([8], [9])])]
+        )
+        for name, last in (("a", 3), ("b", 5))
+    ]
+    (micro,) = micro_batches(batch_of(*groups).rows, 64, Layout.TREE)
+    assert len(micro.ids) == 2 * (3 + 2 + 2 + 3)
+    assert paths_of(micro) == [row.ids_T.tolist() for row in micro.rows]
+    assert [row.group for row in micro.rows] == ["a"] * 3 + ["b"] * 3
+    assert micro.ids[micro.select].tolist() == [token for row in micro.rows for token in row.ids_T[row.sampled_T].tolist()]
+
+
+def test_a_tree_shares_no_sampled_token_and_nothing_between_groups():
+    groups = [group_of(name, [(0.0, [turn([1, 2], [3, 4])]), (1.0, [turn([1, 2], [3, 4])])]) for name in "ab"]
+    (micro,) = micro_batches(batch_of(*groups).rows, 64, Layout.TREE)
+    assert micro.ids.tolist() == [1, 2, 3, 4, 3, 4] * 2
+
+
+def test_a_tree_of_rows_with_unlike_prompts_shares_what_is_alike():
+    rows = batch_of(group_of("a", [(0.0, [turn([1, 2, 3], [4])]), (1.0, [turn([1, 9], [4])]), (2.5, [turn([8], [4])])])).rows
+    for size in (1, 2, 64):
+        micros = list(micro_batches(rows, size, Layout.TREE))
+        assert [path for micro in micros for path in paths_of(micro)] == [[1, 2, 3, 4], [1, 9, 4], [8, 4]]
+    assert micros[0].ids.tolist() == [1, 2, 3, 4, 9, 4, 8, 4]
 
 
 def forged(**changes):

@@ -8,9 +8,14 @@ from pathlib import Path
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import LlamaConfig, LlamaForCausalLM
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from sandmill.config.manifest import LoraSection
 from sandmill.environments.task import Boundary, Graded, InfrastructureFailure
+from sandmill.models.loading import loaded_model
+from sandmill.models.lora_policy import LoraPolicy
 from sandmill.models.model import StopReason
 from sandmill.models.policy import Scored
 from sandmill.rollouts.trajectory import Episode, Group, Trajectory, Turn
@@ -35,6 +40,15 @@ class BigramPolicy:
     def score_packed(self, ids_N: torch.Tensor, starts: tuple[int, ...], select_N: torch.Tensor, temperature: float) -> Scored:
         positions = select_N.nonzero()[:, 0]
         return scored_from_logits(self.table_VV[ids_N[positions - 1]], ids_N[positions], temperature)
+
+    def score_tree(
+        self, ids_N: torch.Tensor, paths_BT: torch.Tensor, lengths_B: torch.Tensor, select_N: torch.Tensor, temperature: float
+    ) -> Scored:
+        before_N = torch.zeros_like(ids_N)
+        for path, length in zip(paths_BT, lengths_B.tolist(), strict=True):
+            before_N[path[1:length]] = path[: length - 1]
+        positions = select_N.nonzero()[:, 0]
+        return scored_from_logits(self.table_VV[ids_N[before_N[positions]]], ids_N[positions], temperature)
 
     def trainable(self) -> Mapping[str, torch.nn.Parameter]:
         return {"table": self.table_VV}
@@ -61,6 +75,19 @@ def tiny_llama() -> LlamaForCausalLM:
         attn_implementation="sdpa",
     )
     return LlamaForCausalLM(config)
+
+
+def lora_policy(dtype: torch.dtype = torch.float64, *, fused: bool = True) -> LoraPolicy:
+    """The product's own policy over the same small model, with B matrices that are not zero."""
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({str(i): i for i in range(23)}, unk_token="0")))
+    policy = LoraPolicy(loaded_model(tiny_llama(), tokenizer, "tiny"), LoraSection(r=3, alpha=6), seed=1)
+    policy.loaded.model.to(dtype)
+    policy._fused = fused
+    torch.manual_seed(7)
+    with torch.no_grad():
+        for parameter in policy.trainable().values():
+            parameter.normal_(std=0.2)
+    return policy
 
 
 class LlamaPolicy:

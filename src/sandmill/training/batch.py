@@ -37,6 +37,8 @@ class Layout(enum.StrEnum):
 
     PADDED = "padded"
     PACKED = "packed"
+    TREE = "tree"
+    """The tokens that the rows of a group have in common before their first sampled one are there once."""
 
 
 @dataclass(frozen=True)
@@ -92,11 +94,14 @@ class MicroBatch:
     rows: tuple[Row, ...]
     layout: Layout
     ids: torch.Tensor
-    """int64, [B, T] padded with 0 on the right, or [N] packed."""
+    """int64, [B, T] padded with 0 on the right, or [N] packed or as a tree."""
     select: torch.Tensor
     """bool, the shape of `ids`."""
     lengths_B: torch.Tensor
     starts: tuple[int, ...]
+    """Where each row (in a tree: what is its own of each row) begins in `ids`."""
+    paths_BT: torch.Tensor | None
+    """int64, of a tree only: indices into `ids` of each row's tokens, the last one repeated behind its end."""
     row_K: torch.Tensor
     logprobs_K: torch.Tensor
     versions_K: torch.Tensor
@@ -161,8 +166,12 @@ def make_batch(groups: Sequence[Group], parameters: Parameters, *, policy_versio
 
 
 def micro_batches(rows: Sequence[Row], size: int, layout: Layout) -> Iterator[MicroBatch]:
-    """Rows sorted by length, longest first (so that the largest allocation comes first), `size` rows at a time."""
-    ordered = sorted(rows, key=lambda row: (-len(row.ids_T), row.group, row.index))
+    """`size` rows at a time, longest first (so that the largest allocation comes first). In a tree the rows of a group stay together."""
+    longest: dict[str, int] = {}
+    for row in rows:
+        longest[row.group] = max(longest.get(row.group, 0), len(row.ids_T))
+    first = longest if layout is Layout.TREE else {}
+    ordered = sorted(rows, key=lambda row: (-first.get(row.group, 0), row.group if first else "", -len(row.ids_T), row.group, row.index))
     for start in range(0, len(ordered), size):
         yield _micro_batch(tuple(ordered[start : start + size]), layout)
 
@@ -223,20 +232,56 @@ def _row(episode: Episode, advantage: float, weight: float, policy_version: int)
 
 def _micro_batch(rows: tuple[Row, ...], layout: Layout) -> MicroBatch:
     lengths = [len(row.ids_T) for row in rows]
-    if layout is Layout.PACKED:
+    starts = tuple(sum(lengths[:i]) for i in range(len(rows)))
+    paths = None
+    if layout is Layout.PADDED:
+        ids = torch.nn.utils.rnn.pad_sequence([row.ids_T for row in rows], batch_first=True, padding_value=0)
+        select = torch.nn.utils.rnn.pad_sequence([row.sampled_T for row in rows], batch_first=True, padding_value=False)
+    elif layout is Layout.PACKED:
         ids = torch.cat([row.ids_T for row in rows])
         select = torch.cat([row.sampled_T for row in rows])
     else:
-        ids = torch.nn.utils.rnn.pad_sequence([row.ids_T for row in rows], batch_first=True, padding_value=0)
-        select = torch.nn.utils.rnn.pad_sequence([row.sampled_T for row in rows], batch_first=True, padding_value=False)
+        ids, select, starts, paths = _tree(rows)
     return MicroBatch(
         rows=rows,
         layout=layout,
         ids=ids,
         select=select,
         lengths_B=torch.tensor(lengths, dtype=torch.int64),
-        starts=tuple(sum(lengths[:i]) for i in range(len(rows))),
+        starts=starts,
+        paths_BT=paths,
         row_K=torch.repeat_interleave(torch.arange(len(rows)), torch.tensor([len(row.logprobs_K) for row in rows])),
         logprobs_K=torch.cat([row.logprobs_K for row in rows]),
         versions_K=torch.cat([row.versions_K for row in rows]),
     )
+
+
+def _tree(rows: tuple[Row, ...]) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...], torch.Tensor]:
+    """Lays rows end to end, each without the part of its first context that an earlier row of the run of equal groups begins with."""
+    pieces: list[torch.Tensor] = []
+    selected: list[torch.Tensor] = []
+    starts: list[int] = []
+    paths: list[torch.Tensor] = []
+    head: tuple[Row, torch.Tensor] | None = None
+    count = 0
+    for row in rows:
+        shared = _common(head[0], row) if head is not None and head[0].group == row.group else 0
+        own = torch.arange(count, count + len(row.ids_T) - shared)
+        path = own if head is None or shared == 0 else torch.cat([head[1][:shared], own])
+        if shared == 0:
+            head = (row, path)
+        pieces.append(row.ids_T[shared:])
+        selected.append(row.sampled_T[shared:])
+        starts.append(count)
+        paths.append(path)
+        count += len(own)
+    columns = max(len(path) for path in paths)
+    filled = [torch.cat([path, path[-1:].expand(columns - len(path))]) for path in paths]
+    return torch.cat(pieces), torch.cat(selected), tuple(starts), torch.stack(filled)
+
+
+def _common(first: Row, second: Row) -> int:
+    """How many tokens two rows begin with alike, none of them sampled."""
+    size = min(int(first.sampled_T.long().argmax()), int(second.sampled_T.long().argmax()))
+    unlike = (first.ids_T[:size] != second.ids_T[:size]).nonzero()
+    return int(unlike[0]) if len(unlike) else size

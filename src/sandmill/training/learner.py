@@ -15,7 +15,7 @@ import torch
 
 from sandmill.config.manifest import Parameters
 from sandmill.errors import NonFinite, TrainingError
-from sandmill.models.policy import Policy, Scored
+from sandmill.models.policy import Policy, Scored, SharesPrefixes
 from sandmill.rollouts.trajectory import Group
 from sandmill.training.batch import Batch, Layout, MicroBatch, make_batch, micro_batches
 from sandmill.training.losses import policy_loss
@@ -71,10 +71,11 @@ class Tally:
 class Learner:
     """Owns the optimiser of a policy's adapter. Not for concurrent use."""
 
-    def __init__(self, policy: Policy, parameters: Parameters, *, layout: Layout = Layout.PADDED) -> None:
+    def __init__(self, policy: Policy, parameters: Parameters, *, layout: Layout | None = None) -> None:
+        """`layout` None: as a tree where the policy shares prefixes, else packed."""
         self.policy = policy
         self.parameters = parameters
-        self.layout = layout
+        self.layout = layout or (Layout.TREE if isinstance(policy, SharesPrefixes) else Layout.PACKED)
         self.version = 0
         self._trainable = dict(policy.trainable())
         self._optimizer = torch.optim.AdamW(
@@ -205,6 +206,10 @@ def accumulate_gradient(policy: Policy, batch: Batch, parameters: Parameters, la
 
 
 def _score(policy: Policy, micro: MicroBatch, temperature: float) -> Scored:
+    if micro.paths_BT is not None:
+        if not isinstance(policy, SharesPrefixes):
+            raise TypeError(f"{type(policy).__name__} cannot score a tree of rows")
+        return policy.score_tree(micro.ids, micro.paths_BT, micro.lengths_B, micro.select, temperature)
     if micro.layout is Layout.PACKED:
         return policy.score_packed(micro.ids, micro.starts, micro.select, temperature)
     return policy.score(micro.ids, micro.lengths_B, micro.select, temperature)
