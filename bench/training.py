@@ -1,0 +1,186 @@
+"""Steps per minute and sampled tokens per second of Sandmill beside TRL's GRPOTrainer: same model folder, tasks, group shape and LoRA.
+
+Each side runs in a process of its own, one after the other, TRL in a virtual environment of its own that is made on the first use.
+With `--reward spread` (the default) every sampled token has a gradient on both sides; with `task` the task's own reward decides, and
+Sandmill skips the groups that have none. Step times are end to end, from the end of one step to the end of the next.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+from training_workload import SPREAD, TASK, Measured, Workload
+
+from sandmill.config.manifest import EnvironmentSection
+from sandmill.environments.builtin.shell import ShellEnvironment
+from sandmill.models.bundled import cache_folder, smollm2_folder
+from sandmill.models.loading import TINY_SHELL, load, save_folder
+from sandmill.models.warmstart import warm_start
+
+HERE = Path(__file__).parent
+PEER = ("torch==2.13.0", "transformers==5.24.0", "peft==0.21.0", "trl==1.16.0", "msgspec", "pyyaml", "renderers==0.1.12")
+TINY_WARM_STEPS = 400
+console = Console(stderr=True)
+
+
+def tiny_folder() -> Path:
+    """The tiny agent after a short warm start, kept in the cache."""
+    environment = ShellEnvironment(EnvironmentSection(name=TASK))
+    folder = cache_folder() / f"bench-tiny-{environment.digest[:12]}-{TINY_WARM_STEPS}"
+    if not folder.is_dir():
+        console.print(f"warm-starting the tiny model ({TINY_WARM_STEPS} steps, once)")
+        torch.set_num_threads(1)
+        loaded = load(TINY_SHELL, seed=0)
+        warm_start(loaded, environment.demonstrations(0), steps=TINY_WARM_STEPS, batch_size=64, learning_rate=2e-3, seed=0)
+        work = folder.with_name(f".{folder.name}.{os.getpid()}")
+        save_folder(loaded, work)
+        work.rename(folder)
+    return folder
+
+
+def workload(model: str, reward: str, steps: int, warm_up: int, top_layers: int | None) -> Workload:
+    common: dict[str, Any] = {"reward": SPREAD if reward == "spread" else TASK, "warm_up": warm_up, "measured": steps, "max_turns": 3}
+    if model == "tiny":
+        return Workload(
+            folder=str(tiny_folder()),
+            batch_size=24,
+            num_generations=16,
+            max_completion_length=10,
+            micro_batch_size=384,
+            learning_rate=2e-3,
+            entropy_bonus=0.01,
+            top_layers=top_layers,
+            train_tasks=1200,
+            **common,
+        )
+    return Workload(
+        folder=str(smollm2_folder()),
+        batch_size=4,
+        num_generations=8,
+        max_completion_length=64,
+        micro_batch_size=2,
+        learning_rate=4e-5,
+        entropy_bonus=0.0,
+        top_layers=top_layers,
+        train_tasks=256,
+        **common,
+    )
+
+
+def peer_python() -> Path:
+    """The interpreter of TRL's own virtual environment."""
+    folder = cache_folder() / "bench-trl"
+    python, stamp = folder / "bin" / "python", folder / "installed"
+    if not stamp.exists() or stamp.read_text() != "\n".join(PEER):
+        console.print(f"installing TRL and its packages into {folder} (once, some minutes)")
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        subprocess.run([python, "-m", "pip", "install", "-q", "--disable-pip-version-check", *PEER], check=True)
+        stamp.write_text("\n".join(PEER))
+    return python
+
+
+def run_side(python: Path, script: str, orders: Workload) -> Measured:
+    """One side in a fresh process. Its own chatter goes to a file that is shown when it fails."""
+    console.print(f"{script}: {orders.steps} steps, {orders.threads or 'default'} threads")
+    with tempfile.TemporaryDirectory(prefix="bench-training-") as folder:
+        orders_file, figures, log = Path(folder) / "orders.json", Path(folder) / "figures.json", Path(folder) / "log"
+        orders_file.write_bytes(msgspec.json.encode(orders))
+        environment = {**os.environ, "PYTHONPATH": str(HERE.parent / "src"), "TRL_EXPERIMENTAL_SILENCE": "1", "HF_HUB_OFFLINE": "1"}
+        with open(log, "wb") as output:
+            done = subprocess.run([python, HERE / script, orders_file, figures], env=environment, stdout=output, stderr=output, check=False)
+        if done.returncode != 0:
+            console.print(log.read_text(errors="replace")[-4000:], markup=False)
+            raise SystemExit(f"{script} ended with exit code {done.returncode}; its last lines are above")
+        return msgspec.json.decode(figures.read_bytes(), type=Measured)
+
+
+def figures(measured: Measured) -> dict[str, Any]:
+    """Medians over the measured steps."""
+    rates = [tokens / seconds for tokens, seconds in zip(measured.sampled_tokens, measured.seconds, strict=True)]
+    return {
+        "seconds_per_step": statistics.median(measured.seconds),
+        "seconds_per_step_best": min(measured.seconds),
+        "steps_per_minute": 60 / statistics.median(measured.seconds),
+        "sampled_tokens_per_second": statistics.median(rates),
+        "sampled_tokens_per_step": statistics.median(measured.sampled_tokens),
+        "trained_share": statistics.median(measured.trained_share),
+        "turns_per_step": statistics.median(measured.turns),
+        "commands_per_step": statistics.median(measured.commands),
+        "peak_rss_mb": measured.peak_rss_bytes / 1e6,
+        "parts_s": measured.parts,
+        "steps": len(measured.seconds),
+    }
+
+
+def shown(model: str, reward: str, sides: dict[str, dict[str, Any]], ratio: dict[str, float]) -> Table:
+    table = Table(
+        "",
+        "Sandmill",
+        "TRL",
+        "ratio",
+        title=f"GRPO on {model}, reward {reward}: medians of {sides['sandmill']['steps']} and {sides['trl']['steps']} steps",
+    )
+    for key, digits in (
+        ("steps_per_minute", 2),
+        ("sampled_tokens_per_second", 1),
+        ("seconds_per_step", 2),
+        ("seconds_per_step_best", 2),
+        ("sampled_tokens_per_step", 0),
+        ("trained_share", 2),
+        ("turns_per_step", 0),
+        ("commands_per_step", 0),
+        ("peak_rss_mb", 0),
+    ):
+        own, peer = sides["sandmill"][key], sides["trl"][key]
+        table.add_row(key.replace("_", " "), f"{own:.{digits}f}", f"{peer:.{digits}f}", f"{ratio[key]:.2f}" if key in ratio else "")
+    for part, seconds in sides["sandmill"]["parts_s"].items():
+        table.add_row(f"  of which {part}, s", f"{seconds:.2f}", "", "")
+    return table
+
+
+def main(
+    model: Annotated[str, typer.Option(help="tiny or smollm2.")] = "tiny",
+    steps: Annotated[int, typer.Option(help="Measured steps of Sandmill.")] = 10,
+    peer_steps: Annotated[int | None, typer.Option(help="Measured steps of TRL; default: as many.")] = None,
+    warm_up: Annotated[int, typer.Option(help="Steps before the first measured one (at least 1).", min=1)] = 1,
+    reward: Annotated[str, typer.Option(help="spread or task; see the file's head.")] = "spread",
+    top_layers: Annotated[int | None, typer.Option(help="Adapter on this many top layers only, on both sides; default: all.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Torch threads on both sides; default: each side's own choice.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Runs both sides and prints medians and their ratio."""
+    if model not in ("tiny", "smollm2") or reward not in ("spread", "task"):
+        raise SystemExit("--model is tiny or smollm2, --reward is spread or task")
+    orders = msgspec.structs.replace(workload(model, reward, steps, warm_up, top_layers), threads=threads)
+    peer = msgspec.structs.replace(orders, measured=peer_steps or steps)
+    trl = peer_python()
+    results = [run_side(Path(sys.executable), "training_sandmill.py", orders), run_side(trl, "training_trl.py", peer)]
+    sides = {result.side: figures(result) for result in results}
+    ratio = {key: sides["sandmill"][key] / sides["trl"][key] for key in ("steps_per_minute", "sampled_tokens_per_second")}
+    if as_json:
+        print(
+            json.dumps(
+                {"model": model, "reward": reward, "workload": msgspec.to_builtins(orders), "sides": sides, "ratio": ratio}, indent=2
+            )
+        )
+    else:
+        Console().print(shown(model, reward, sides, ratio))
+
+
+if __name__ == "__main__":
+    typer.run(main)
