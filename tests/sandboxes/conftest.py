@@ -35,22 +35,31 @@ def box(make: Maker) -> Sandbox:
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_leaks() -> Iterator[None]:
+    """At the end, this process has no sandbox, no process in a pid namespace below its own, and no control group of a sandbox."""
     yield
-    mine = [record for record in list_sandboxes() if record.owner_pid == os.getpid()]
-    assert mine == []
-    assert children_in_namespaces() == []
+    assert [record for record in list_sandboxes() if record.owner_pid == os.getpid()] == []
+    assert nested_descendants() == []
+    assert [str(group) for group in Path("/sys/fs/cgroup").glob(f"**/sandmill-{os.getpid()}-*/[0-9]*")] == []
 
 
-def children_in_namespaces() -> list[int]:
-    """Processes of this machine that live in a pid namespace below ours and descend from this test process."""
-    found = []
-    for status in Path("/proc").glob("[0-9]*/status"):
+def nested_descendants() -> list[int]:
+    """Pids of this machine that live in a nested pid namespace and descend from this test process."""
+    parents: dict[int, int] = {}
+    nested = []
+    for place in Path("/proc").glob("[0-9]*"):
         try:
-            text = status.read_text()
-            environment = (status.parent / "environ").read_bytes()
+            lines = dict(line.split(":\t", 1) for line in (place / "status").read_text().splitlines() if ":\t" in line)
         except OSError:
             continue
-        nested = next((line for line in text.splitlines() if line.startswith("NSpid:")), "")
-        if len(nested.split()) > 2 and f"SANDMILL_TEST_OWNER={os.getpid()}".encode() in environment:
-            found.append(int(status.parent.name))
-    return found
+        parents[int(place.name)] = int(lines["PPid"])
+        if len(lines["NSpid"].split()) > 1:
+            nested.append(int(place.name))
+    return [pid for pid in nested if descends(pid, parents)]
+
+
+def descends(pid: int, parents: dict[int, int]) -> bool:
+    while pid in parents:
+        pid = parents[pid]
+        if pid == os.getpid():
+            return True
+    return False

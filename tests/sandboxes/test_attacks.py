@@ -7,13 +7,15 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.sandboxes.conftest import Maker
 
 from sandmill.errors import SandboxFileError
 from sandmill.sandboxes import Sandbox
+
+Maker = Callable[..., Sandbox]
 
 
 def python(box: Sandbox, script: str, *, user: str = "user", timeout: float = 30) -> str:

@@ -124,11 +124,12 @@ class Node:
         try:
             async with asyncio.timeout(_ANSWER_S):
                 return await asyncio.shield(future)
-        except TimeoutError:
-            raise SandboxCreateFailed(f"the sandbox warden did not answer within {_ANSWER_S:.0f} s") from None
-        finally:
-            if not future.done():
-                future.add_done_callback(self._unwanted)
+        except BaseException as error:
+            # Also when the answer is there already: a cancellation may come between its arrival and its delivery.
+            future.add_done_callback(self._unwanted)
+            if isinstance(error, TimeoutError):
+                raise SandboxCreateFailed(f"the sandbox warden did not answer within {_ANSWER_S:.0f} s") from None
+            raise
 
     def _unwanted(self, future: asyncio.Future[tuple[wire.WardenReply, int]]) -> None:
         """An answer came for someone who no longer waits: a sandbox that was created meanwhile must not stay."""
