@@ -5,6 +5,7 @@ In: a loaded model and the adapter's settings; out: differentiable log-probabili
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -148,13 +149,24 @@ class LoraPolicy:
         return Scored(logprobs_KV.gather(1, ids_BT[select_BT][:, None])[:, 0], entropies_K)
 
 
+def check_adapter(model: Any, lora: LoraSection) -> None:
+    """Raises ConfigError for an adapter that this model cannot carry; costs nothing."""
+    layers = int(model.config.num_hidden_layers)
+    if lora.top_layers is not None and lora.top_layers > layers:
+        raise ConfigError(f"topLayers is {lora.top_layers}, but the model has {layers} layers", field="spec.parameters.lora.topLayers")
+    modules = {name.rsplit(".", 1)[-1] for name, _ in model.named_modules()}
+    for wanted in lora.target_modules:
+        if wanted not in modules:
+            near = difflib.get_close_matches(wanted, modules, n=1, cutoff=0.0)
+            raise ConfigError(f"the model has no module {wanted!r}; the nearest is {near[0]!r}", field="spec.parameters.lora.targetModules")
+
+
 def _wrap(model: Any, lora: LoraSection, seed: int) -> Any:
     from peft import LoraConfig, get_peft_model
 
+    check_adapter(model, lora)
     layers = int(model.config.num_hidden_layers)
     top = layers if lora.top_layers is None else lora.top_layers
-    if top > layers:
-        raise ConfigError(f"topLayers is {top}, but the model has {layers} layers", field="spec.parameters.lora.topLayers")
     config = LoraConfig(
         r=lora.r,
         lora_alpha=lora.alpha,

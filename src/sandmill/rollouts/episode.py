@@ -35,7 +35,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int = 0
 
 
-class _BrokenError(Exception):
+class _Broken(Exception):
     """Carries an InfrastructureFailure from where it happened to the one place that records it."""
 
     def __init__(self, failure: InfrastructureFailure) -> None:
@@ -50,13 +50,13 @@ def _boundary(where: Boundary) -> Iterator[None]:
     except IsolationUnavailable:
         raise
     except SandboxGone as error:
-        raise _BrokenError(InfrastructureFailure(boundary=Boundary.SANDBOX_LOST, reason=str(error), retryable=True)) from error
+        raise _Broken(InfrastructureFailure(boundary=Boundary.SANDBOX_LOST, reason=str(error), retryable=True)) from error
     except SandboxError as error:
-        raise _BrokenError(InfrastructureFailure(boundary=where, reason=str(error), retryable=True)) from error
+        raise _Broken(InfrastructureFailure(boundary=where, reason=str(error), retryable=True)) from error
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-        raise _BrokenError(InfrastructureFailure(boundary=Boundary.DISK, reason=str(error), retryable=False)) from error
+        raise _Broken(InfrastructureFailure(boundary=Boundary.DISK, reason=str(error), retryable=False)) from error
 
 
 class _Attempt:
@@ -205,7 +205,7 @@ async def attempt(arena: Arena, task: Task, place: Place, sampling: Sampling) ->
         await state.play(session)
         await session.close()
         verdict = await state.judge()
-    except _BrokenError as broke:
+    except _Broken as broke:
         verdict = broke.failure
     finally:
         await asyncio.shield(session.close())

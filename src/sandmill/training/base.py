@@ -17,7 +17,7 @@ from sandmill.environments.demonstration import Demonstration
 from sandmill.environments.environment import Environment
 from sandmill.errors import ConfigError
 from sandmill.models.loading import LoadedModel, load
-from sandmill.models.lora_policy import LoraPolicy
+from sandmill.models.lora_policy import LoraPolicy, check_adapter
 from sandmill.models.warmstart import FULL_PARAMETERS_LIMIT, WarmStartProgress, warm_start
 from sandmill.rollouts.events import Listener, RunStage, StageAdvanced, StageChanged
 from sandmill.store import RunFolder, disk_full_named
@@ -30,29 +30,38 @@ class Demonstrates(Protocol):
     def demonstrations(self, seed: int) -> Iterator[Demonstration]: ...
 
 
+def load_base(manifest: Manifest, environment: Environment, path: Path) -> LoadedModel:
+    """The model of the run at `path`: its own warm-started one where it kept one, else the manifest's.
+
+    Raises ModelNotFound, and ConfigError for a warm start that cannot be made. Writes nothing.
+    """
+    spec = manifest.spec
+    if spec.warm_start.steps and not isinstance(environment, Demonstrates):
+        raise ConfigError(f"{spec.environment.name} has no demonstrations to warm-start on; set steps to 0", field="spec.warmStart.steps")
+    base = path / "base"
+    loaded = load(str(base)) if base.is_dir() else load(spec.model.uri, seed=spec.parameters.seed)
+    check_adapter(loaded.model, spec.parameters.lora)
+    return loaded
+
+
 def ready_policy(
-    manifest: Manifest, environment: Environment, folder: RunFolder, listener: Listener, *, warm: bool
+    manifest: Manifest, environment: Environment, loaded: LoadedModel, folder: RunFolder, listener: Listener, *, warm: bool
 ) -> tuple[LoadedModel, LoraPolicy]:
-    """The model and its adapter. `warm` false: a checkpoint will be restored, so only `base/` is needed of the warm start."""
+    """The warm-started model and its adapter. `warm` false: a checkpoint will be restored, which has it already."""
     spec = manifest.spec
     base = folder.path / "base"
-    seed = spec.parameters.seed
-    if base.is_dir():
+    backend = getattr(loaded.tokenizer, "backend_tokenizer", None)
+    if backend is not None and not (folder.path / "tokenizer.json").exists():
+        folder.write("tokenizer.json", backend.to_str().encode())
+    large = loaded.parameter_count > FULL_PARAMETERS_LIMIT
+    if warm and not large and spec.warm_start.steps and isinstance(environment, Demonstrates) and not base.is_dir():
+        _warm(manifest, environment, loaded, None, listener)
+        _keep(loaded, base)
         loaded = load(str(base))
-        return loaded, LoraPolicy(loaded, spec.parameters.lora, seed=seed)
-    loaded = load(spec.model.uri, seed=seed)
-    if spec.warm_start.steps == 0 or not warm:
-        return loaded, LoraPolicy(loaded, spec.parameters.lora, seed=seed)
-    if not isinstance(environment, Demonstrates):
-        raise ConfigError(f"{spec.environment.name} has no demonstrations to warm-start on; set steps to 0", field="spec.warmStart.steps")
-    if loaded.parameter_count > FULL_PARAMETERS_LIMIT:
-        policy = LoraPolicy(loaded, spec.parameters.lora, seed=seed)
+    policy = LoraPolicy(loaded, spec.parameters.lora, seed=spec.parameters.seed)
+    if warm and large and spec.warm_start.steps and isinstance(environment, Demonstrates):
         _warm(manifest, environment, loaded, policy, listener)
-        return loaded, policy
-    _warm(manifest, environment, loaded, None, listener)
-    _keep(loaded, base)
-    loaded = load(str(base))
-    return loaded, LoraPolicy(loaded, spec.parameters.lora, seed=seed)
+    return loaded, policy
 
 
 def _warm(manifest: Manifest, environment: Demonstrates, loaded: LoadedModel, policy: LoraPolicy | None, listener: Listener) -> None:

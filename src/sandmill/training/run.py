@@ -1,12 +1,13 @@
 """A run being written: its folder, its parts, where it stands. In: a manifest and a folder, new or to be resumed; out: `Run`.
 
-Order of opening: what a person wrote is checked first, then the folder is locked, then the model is loaded or warm-started, then
-engine and sandboxes start; closing undoes it in reverse, whatever happened.
+Order of opening: what a person wrote is checked and the model is loaded before a new folder is made; then the folder is locked, the
+model warm-started, and engine and sandboxes start; closing undoes it in reverse, whatever happened.
 """
 
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,12 +18,14 @@ from sandmill.accounts.caps import CostCap
 from sandmill.accounts.ledger import read_ledger
 from sandmill.accounts.prices import RunPrices
 from sandmill.config.manifest import Manifest
-from sandmill.errors import EnvironmentFailed
+from sandmill.environments.environment import Environment
+from sandmill.errors import ConfigError, EnvironmentFailed, ModelError
+from sandmill.models.loading import LoadedModel
 from sandmill.rollouts.events import CheckpointSaved, Listener, RunStage, RunSummary, StageChanged
 from sandmill.rollouts.group import Breaker
 from sandmill.store import RunFolder, Stream
 from sandmill.training.assembly import Parts, assemble, resolve_environment
-from sandmill.training.base import ready_policy
+from sandmill.training.base import load_base, ready_policy
 from sandmill.training.checkpoint import CheckpointState, checkpoints, export_adapter, restore, save_checkpoint
 from sandmill.training.learner import Learner
 from sandmill.training.recorder import Recorder
@@ -103,33 +106,56 @@ def open_run(manifest: Manifest, path: Path, *, resume: bool, listener: Listener
     listener.on_event(StageChanged(stage=RunStage.LOADING))
     spec = manifest.spec
     environment = resolve_environment(spec)
-    prices = RunPrices.of(spec.prices)
-    CostCap.of(spec.max_cost_usd, prices)  # a cap that cannot be held is refused before anything is spent
+    CostCap.of(spec.max_cost_usd, RunPrices.of(spec.prices))  # a cap that cannot be held is refused before anything is spent
     with contextlib.ExitStack() as closing:
-        folder = closing.enter_context(RunFolder.resume(path, manifest) if resume else RunFolder.create(path, manifest))
-        starts = _starts(path)
-        loaded, policy = ready_policy(manifest, environment, folder, listener, warm=not (resume and checkpoints(path)))
-        learner = Learner(policy, spec.parameters)
-        state = restore(folder, learner, environment_digest=environment.digest, model_digest=loaded.digest) if resume else None
-        recorder = Recorder(folder, listener, prices, start=starts, elapsed_s=state.elapsed_s if state else 0.0)
-        cap = CostCap.of(spec.max_cost_usd, prices, recorder.spent_microusd)
-        parts = assemble(manifest, environment, loaded, policy)
-        closing.callback(parts.close)
-        parts.engine.publish(learner.version)
-        yield Run(
-            manifest=manifest,
-            folder=folder,
-            parts=parts,
-            learner=learner,
-            recorder=recorder,
-            listener=listener,
-            breaker=Breaker(spec.grading.max_consecutive_failures),
-            cap=cap,
-            resumed=state is not None,
-            step=state.step if state else 0,
-            saved_step=state.step if state else None,
-            _spent_before=recorder.spent_microusd or 0,
-        )
+        if resume:
+            folder = closing.enter_context(RunFolder.resume(path, manifest))
+        loaded = load_base(manifest, environment, path)
+        if not resume:
+            folder = closing.enter_context(RunFolder.create(path, manifest))
+        try:
+            run = _ready(manifest, environment, loaded, folder, listener, closing, resume=resume)
+        except (ConfigError, ModelError):
+            if not resume:
+                shutil.rmtree(path)  # what a person wrote cannot work: the folder holds nothing yet that could be resumed
+            raise
+        yield run
+
+
+def _ready(
+    manifest: Manifest,
+    environment: Environment,
+    loaded: LoadedModel,
+    folder: RunFolder,
+    listener: Listener,
+    closing: contextlib.ExitStack,
+    *,
+    resume: bool,
+) -> Run:
+    """Warm start, adapter, checkpoint, engine and sandboxes, in this order."""
+    spec, prices = manifest.spec, RunPrices.of(manifest.spec.prices)
+    starts = _starts(folder.path)
+    loaded, policy = ready_policy(manifest, environment, loaded, folder, listener, warm=not (resume and checkpoints(folder.path)))
+    learner = Learner(policy, spec.parameters)
+    state = restore(folder, learner, environment_digest=environment.digest, model_digest=loaded.digest) if resume else None
+    recorder = Recorder(folder, listener, prices, start=starts, elapsed_s=state.elapsed_s if state else 0.0)
+    parts = assemble(manifest, environment, loaded, policy)
+    closing.callback(parts.close)
+    parts.engine.publish(learner.version)
+    return Run(
+        manifest=manifest,
+        folder=folder,
+        parts=parts,
+        learner=learner,
+        recorder=recorder,
+        listener=listener,
+        breaker=Breaker(spec.grading.max_consecutive_failures),
+        cap=CostCap.of(spec.max_cost_usd, prices, recorder.spent_microusd),
+        resumed=state is not None,
+        step=state.step if state else 0,
+        saved_step=state.step if state else None,
+        _spent_before=recorder.spent_microusd or 0,
+    )
 
 
 def _starts(path: Path) -> int:

@@ -1,5 +1,4 @@
-"""Episodes of a step or an evaluation in; the figures that a run keeps and shows out. What has no value is None, never 0.
-"""
+"""Episodes of a step or an evaluation in; the figures that a run keeps and shows out. What has no value is None, never 0."""
 
 from __future__ import annotations
 
