@@ -12,6 +12,8 @@ A LoRA delta of a fused matrix is `up @ down` with `up` block-diagonal over the 
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -128,10 +130,21 @@ def final_norm(model: Any) -> Tensor:
     return weight
 
 
-def frozen_layer(model: Any, index: int, shape: LlamaShape) -> FusedLayer:
-    """A layer's base matrices, detached, without adapters."""
-    with torch.no_grad():
-        return base_layer(model, index, shape)
+_frozen: weakref.WeakKeyDictionary[Any, tuple[int, list[FusedLayer]]] = weakref.WeakKeyDictionary()
+_frozen_lock = threading.Lock()
+
+
+def frozen_layers(model: Any) -> list[FusedLayer]:
+    """Every layer's base matrices, detached, without adapters; one copy for all users of a model until its base weights change."""
+    with _frozen_lock:
+        version = _base_version(model)
+        known = _frozen.get(model)
+        if known is None or known[0] != version:
+            shape = shape_of(model)
+            with torch.no_grad():
+                known = version, [base_layer(model, index, shape) for index in range(shape.layers)]
+            _frozen[model] = known
+        return known[1]
 
 
 def base_layer(model: Any, index: int, shape: LlamaShape) -> FusedLayer:
@@ -185,9 +198,9 @@ def adapted_indices(model: Any) -> tuple[int, ...]:
     return tuple(index for index, block in enumerate(layers) if any(_has_adapter(m) for m in _modules(block.self_attn, block.mlp)))
 
 
-def base_version(model: Any) -> int:
-    """Changes whenever a base parameter is written in place, so that fused copies know when they are stale."""
-    return sum(int(parameter._version) for name, parameter in model.named_parameters() if "lora_" not in name)
+def _base_version(model: Any) -> int:
+    """Changes whenever a base parameter is replaced or written in place, so that fused copies know when they are stale."""
+    return hash(tuple((parameter.data_ptr(), parameter._version) for name, parameter in model.named_parameters() if "lora_" not in name))
 
 
 class _Base(NamedTuple):

@@ -35,7 +35,6 @@ class LlamaDecoder:
         context = round_up(context_length, self._block)
         self._rotations_TP = llama.rotations(model, context)
         self._base: list[FusedLayer] = []
-        self._base_version = -1
         self._layers: list[_Layer] = []
         sizes = (context // self._block, rows, self._shape.kv_heads, self._block, self._shape.head_dim)
         self._keys = [zeros_on_demand(*sizes) for _ in range(self._shape.layers)]
@@ -49,11 +48,10 @@ class LlamaDecoder:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        version = llama.base_version(self._model)
-        if version != self._base_version:
-            self._base = [llama.frozen_layer(self._model, index, self._shape) for index in range(self._shape.layers)]
-            self._layers = [_Layer(layer) for layer in self._base]
-            self._base_version = version
+        base = llama.frozen_layers(self._model)
+        if base is not self._base:
+            self._base = base
+            self._layers = [_Layer(layer) for layer in base]
         for index in llama.adapted_indices(self._model):
             self._layers[index].adapt(llama.adapted_layer(self._model, index, self._shape, self._base[index]))
         self._embedding = llama.embedding(self._model).detach()

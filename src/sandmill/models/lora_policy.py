@@ -37,8 +37,6 @@ class LoraPolicy:
         self._peft = _wrap(loaded.model, lora, seed)
         self._dropout = lora.dropout
         self._fused = llama.is_supported(self._model)
-        self._base: list[llama.FusedLayer] = []
-        self._base_version = -1
         self._training = True
 
     def trainable(self) -> Mapping[str, torch.nn.Parameter]:
@@ -119,11 +117,7 @@ class LoraPolicy:
     def _stack(self, columns: int) -> tuple[Stack, int]:
         """The layers with their adapters, and the index of the lowest adapted one: nothing below it needs a gradient."""
         shape = llama.shape_of(self._model)
-        version = llama.base_version(self._model)
-        if version != self._base_version:
-            self._base = [llama.frozen_layer(self._model, index, shape) for index in range(shape.layers)]
-            self._base_version = version
-        layers = list(self._base)
+        layers = list(llama.frozen_layers(self._model))
         adapted = llama.adapted_indices(self._model)
         for index in adapted:
             layers[index] = llama.adapted_layer(self._model, index, shape, layers[index])

@@ -34,7 +34,8 @@ def choose(logits_AV: Tensor, temperatures_A: Tensor, top_ps_A: Tensor, uniforms
     whose mass reaches p (arXiv:1904.09751) and renormalises. float32 logits, float64 `uniforms_A` in [0, 1).
     """
     greedy_A = temperatures_A == 0
-    scaled_AV = logits_AV / torch.where(greedy_A, 1.0, temperatures_A)[:, None]
+    plain = bool((temperatures_A == 1).all())
+    scaled_AV = logits_AV if plain else logits_AV / torch.where(greedy_A, 1.0, temperatures_A)[:, None]
     scaled_AV = scaled_AV - scaled_AV.amax(-1, keepdim=True)
     weights_AV = scaled_AV.exp()
     if bool((top_ps_A < 1).any()):
@@ -45,7 +46,8 @@ def choose(logits_AV: Tensor, temperatures_A: Tensor, top_ps_A: Tensor, uniforms
     targets_A = torch.minimum(uniforms_A * totals_A, torch.nextafter(totals_A, torch.zeros_like(totals_A)))
     # Clamped for weights that are no numbers: their log-probability then says so, instead of an index error.
     tokens_A = torch.searchsorted(cumulative_AV, targets_A[:, None], right=True)[:, 0].clamp_max(logits_AV.shape[1] - 1)
-    tokens_A = torch.where(greedy_A, scaled_AV.argmax(-1), tokens_A)
+    if bool(greedy_A.any()):
+        tokens_A = torch.where(greedy_A, scaled_AV.argmax(-1), tokens_A)
     return tokens_A, scaled_AV.gather(1, tokens_A[:, None])[:, 0].double() - totals_A.log()
 
 
