@@ -115,6 +115,7 @@ def test_stdin_as_bytes_as_a_pipe_and_closed(box: Sandbox) -> None:
     big = os.urandom(500_000)
     assert box.run("cat", stdin=big).stdout == big
     assert box.exec("cat", stdin=big, text=False).stdout.read() == big
+    assert box.exec("cat", stdin="pipe").stdout.read() == "pipe"
     assert box.run("head", "-c", "3", stdin=big).stdout == big[:3]  # a command may stop reading
     assert box.run("cat").stdout == b""
     process = box.exec("sort", stdin=PIPE)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from sandmill.sandboxes.dual import block_on, loop
+from sandmill.sandboxes.files import FileEntry
 from sandmill.sandboxes.pool import Pool
 from sandmill.sandboxes.probing import Finding, Probe, probe
 from sandmill.sandboxes.process import PIPE, Completed, Process, Usage
 from sandmill.sandboxes.registry import SandboxRecord, list_sandboxes, stop_sandbox
-from sandmill.sandboxes.sandbox import FileEntry, Sandbox
+from sandmill.sandboxes.sandbox import Sandbox
 from sandmill.sandboxes.spec import Egress, SandboxSpec
 
 __all__ = [

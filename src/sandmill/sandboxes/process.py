@@ -8,15 +8,14 @@ after 64 MiB dropped the command is killed. A timeout kills the command's whole 
 from __future__ import annotations
 
 import asyncio
-import codecs
 import contextlib
+import enum
 import fcntl
 import os
 import signal as signals
 import struct
 import termios
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -24,13 +23,19 @@ import msgspec
 from sandmill.errors import ExecFailed, ExecTimeout, SandboxError, SandboxGone
 from sandmill.sandboxes.backends.native import wire
 from sandmill.sandboxes.backends.native.agent import Agent
-from sandmill.sandboxes.dual import Dual, block_on, dual
+from sandmill.sandboxes.dual import dual
+from sandmill.sandboxes.streams import Input, Output
 
-PIPE: Final = "pipe"
+
+class Stdin(enum.Enum):
+    """Where a command's standard input comes from, when it is neither closed nor given."""
+
+    PIPE = enum.auto()
+
+
+PIPE: Final = Stdin.PIPE
 """As `stdin=`: the command's standard input stays open and is written through `process.stdin`."""
-_CHUNK: Final = 65536
 _DRAIN_S: Final = 0.05
-_FLOOD_BYTES: Final = 64 << 20
 _KILL_PATIENCE_S: Final = 5.0
 
 
@@ -55,147 +60,6 @@ class Completed(msgspec.Struct, frozen=True, kw_only=True):
     duration_s: float
     gone: str | None = None
     """Why the sandbox ended under the command, when its lifetime or dollar cap did that; the output up to then is kept."""
-
-
-class Output:
-    """One output stream. Reading consumes; text is UTF-8 with U+FFFD for what is not."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, fd: int, limit: int, text: bool, flood: asyncio.Event) -> None:
-        self._loop = loop
-        self._fd = fd
-        self._limit = limit
-        self._text = text
-        self._flood = flood
-        self._chunks: deque[bytes] = deque()
-        self._held = 0
-        self._dropped = 0
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._changed = asyncio.Event()
-        if fd >= 0:
-            os.set_blocking(fd, False)
-            loop.add_reader(fd, self._readable)
-        self.closed = asyncio.Event()
-        if fd < 0:
-            self.closed.set()
-
-    @property
-    def truncated(self) -> bool:
-        """Some output was dropped because more than `max_output` unread bytes had come."""
-        return self._dropped > 0
-
-    @dual
-    async def read(self) -> str | bytes:
-        """Everything up to the end of the command: str, or bytes when it was started with `text=False`."""
-        data = await self._read_all()
-        return self._decoder.decode(data, True) if self._text else data
-
-    @dual
-    async def read_bytes(self) -> bytes:
-        """Everything up to the end of the command, as the command wrote it."""
-        return await self._read_all()
-
-    async def _read_all(self) -> bytes:
-        await self.closed.wait()
-        data = b"".join(self._chunks)
-        self._chunks.clear()
-        self._held = 0
-        return data
-
-    async def _next(self) -> str | bytes | None:
-        """The next piece as it came, None at the end."""
-        while not self._chunks:
-            if self.closed.is_set():
-                rest = self._decoder.decode(b"", True) if self._text else ""
-                return rest or None
-            self._changed.clear()
-            await self._changed.wait()
-        data = self._chunks.popleft()
-        self._held -= len(data)
-        return self._decoder.decode(data) if self._text else data
-
-    async def __aiter__(self) -> AsyncIterator[str | bytes]:
-        step = Dual(self._next)
-        while (piece := await step.aio()) is not None:
-            if piece:
-                yield piece
-
-    def __iter__(self) -> Iterator[str | bytes]:
-        while (piece := block_on(self._next())) is not None:
-            if piece:
-                yield piece
-
-    def close(self) -> None:
-        """Stops reading; what came is kept. Idempotent."""
-        if self._fd >= 0:
-            self._loop.remove_reader(self._fd)
-            os.close(self._fd)
-            self._fd = -1
-        self.closed.set()
-        self._changed.set()
-
-    def _readable(self) -> None:
-        try:
-            data = os.read(self._fd, _CHUNK)
-        except BlockingIOError:
-            return
-        except OSError:  # a terminal whose other side is gone
-            data = b""
-        if not data:
-            self.close()
-            return
-        kept = data[: max(0, self._limit - self._held)]
-        self._dropped += len(data) - len(kept)
-        if kept:
-            self._held += len(kept)
-            self._chunks.append(kept)
-            self._changed.set()
-        if self._dropped > _FLOOD_BYTES:
-            self._flood.set()
-
-
-class Input:
-    """The command's standard input. Writing waits while the command does not read."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, fd: int) -> None:
-        self._loop = loop
-        self._fd = fd
-        self._turn = asyncio.Lock()
-        if fd >= 0:
-            os.set_blocking(fd, False)
-
-    @dual
-    async def write(self, data: str | bytes) -> None:
-        """Writes all of `data`. Raises BrokenPipeError when the command no longer reads."""
-        view = memoryview(wire.encode(data))
-        async with self._turn:
-            while view:
-                if self._fd < 0:
-                    raise BrokenPipeError("the command's standard input is closed")
-                try:
-                    view = view[os.write(self._fd, view) :]
-                except BlockingIOError:
-                    await self._writable()
-
-    @dual
-    async def close(self) -> None:
-        """The command sees end of file. Idempotent."""
-        self.shut()
-
-    def shut(self) -> None:
-        """`close` for the loop's own thread."""
-        if self._fd >= 0:
-            self._loop.remove_writer(self._fd)
-            os.close(self._fd)
-            self._fd = -1
-
-    async def _writable(self) -> None:
-        ready = self._loop.create_future()
-        self._loop.add_writer(self._fd, _settle, ready)
-        try:
-            await ready
-        finally:
-            if self._fd >= 0:
-                self._loop.remove_writer(self._fd)
 
 
 class Process:
@@ -258,6 +122,12 @@ class Process:
         """Tells a command started with `tty=True` its terminal's size; without a terminal, nothing happens."""
         if self.stdin._fd >= 0 and os.isatty(self.stdin._fd):
             fcntl.ioctl(self.stdin._fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    async def feed(self, data: bytes) -> None:
+        """Writes `data` to the command's standard input and closes it; a command may stop reading before."""
+        with contextlib.suppress(BrokenPipeError):
+            await self.stdin.write.aio(data)
+        self.stdin.shut()
 
     def on_exit(self, callback: Callable[[], None]) -> None:
         """Calls back, on the sandbox loop, once the command has ended or its sandbox has."""
@@ -356,16 +226,25 @@ class Capture:
             self.future.set_result(reply)
         return True
 
+    def completed(self, reply: wire.AgentReply, timed_out: bool, stopping: str | None) -> Completed:
+        """The whole command, from the notice of its end."""
+        signalled = os.WIFSIGNALED(reply.status)
+        return Completed(
+            exit_code=None if timed_out or signalled else os.WEXITSTATUS(reply.status),
+            signal=os.WTERMSIG(reply.status) if signalled else None,
+            stdout=b"".join(self.out),
+            stderr=b"".join(self.err),
+            truncated=bool(reply.flags & wire.OUTPUT_TRUNCATED),
+            timed_out=timed_out,
+            duration_s=reply.duration_us / 1e6,
+            gone=stopping,
+        )
+
     def gone(self, error: SandboxGone) -> None:
         """Listener: the sandbox ended first."""
         if not self.future.done():
             self.future.set_exception(error)
             self.future.exception()  # whoever waited may have been cancelled: nobody owes this a look
-
-
-def _settle(ready: asyncio.Future[None]) -> None:
-    if not ready.done():
-        ready.set_result(None)
 
 
 def usage_of(reply: wire.AgentReply) -> Usage:

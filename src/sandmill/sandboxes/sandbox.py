@@ -7,52 +7,33 @@ it: bytes and names are data, never instructions, paths or text to trust.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
-import fcntl
 import os
-import posixpath
 import secrets
 import stat
-import struct
 from collections.abc import Mapping
 from decimal import Decimal
 from types import TracebackType
 from typing import IO, Any, Final, Self
 
-import msgspec
-
-from sandmill.errors import ConfigError, ExecFailed, IsolationUnavailable, SandboxCreateFailed, SandboxFileError, SandboxGone
+from sandmill.errors import IsolationUnavailable, SandboxCreateFailed, SandboxFileError, SandboxGone
 from sandmill.sandboxes.backends.native import wire
 from sandmill.sandboxes.backends.native.agent import Agent
-from sandmill.sandboxes.backends.native.node import USER_UID, Birth, Node, node
+from sandmill.sandboxes.backends.native.node import Birth, Node, node
+from sandmill.sandboxes.commands import Commands, Three, other_end, pipes
 from sandmill.sandboxes.dual import dual, dual_class
+from sandmill.sandboxes.files import FileEntry, absolute, entry_of, file_error, open_flags, place
 from sandmill.sandboxes.lifetime import Lifetime
-from sandmill.sandboxes.process import PIPE, Capture, Completed, Process, exec_failed
+from sandmill.sandboxes.process import Capture, Completed, Process, Stdin, exec_failed
 from sandmill.sandboxes.registry import SandboxRecord
-from sandmill.sandboxes.spec import Egress, EgressMode, SandboxSpec, check_env
+from sandmill.sandboxes.spec import Egress, EgressMode, SandboxSpec
 
 DEFAULT_MAX_OUTPUT: Final = 1 << 20
 """Bytes of output kept per stream."""
-_LARGEST_MAX_OUTPUT: Final = 64 << 20
 _READY_S: Final = 30.0
 _KILL_PATIENCE_S: Final = 5.0
 _LAST_WORDS_S: Final = 0.5
 _LAST_WORDS_STEPS: Final = 50
-_TIOCSPTLCK: Final = 0x40045431
-_TIOCGPTPEER: Final = 0x5441
-_Three = tuple[int, int, int]
-_BASE_ENV: Final = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", "TERM": "dumb"}
-_USERS: Final = {"user": (USER_UID, {"HOME": "/home/user", "USER": "user"}), "root": (0, {"HOME": "/root", "USER": "root"})}
-
-
-class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of a folder. `name` may hold surrogates where the sandbox wrote bytes that are no UTF-8."""
-
-    name: str
-    kind: str
-    """`file`, `folder`, `link` or `other`."""
-    size_bytes: int
 
 
 class Sandbox:
@@ -70,8 +51,7 @@ class Sandbox:
         self._agent: Agent | None = None
         self._gone: SandboxGone | None = None
         self._ending: asyncio.Task[None] | None = None
-        self._env = {user: _env_block(_BASE_ENV | extra | dict(spec.env)) for user, (_, extra) in _USERS.items()}
-        self._workdir = wire.encode(spec.workdir)
+        self._commands = Commands(spec, rootless=owner.rootless)
 
     @dual_class
     async def create(
@@ -147,23 +127,27 @@ class Sandbox:
         workdir: str | None = None,
         user: str = "user",
         timeout: float | None = None,
-        stdin: bytes | str | None = None,
+        stdin: bytes | str | Stdin | None = None,
         text: bool = True,
         tty: bool = False,
         max_output: int = DEFAULT_MAX_OUTPUT,
     ) -> Process:
-        """Starts a command and returns while it runs. `stdin`: None (closed), bytes to feed, or PIPE. Raises ExecFailed, SandboxGone."""
+        """Starts a command and returns while it runs. Raises ExecFailed (nothing ran), SandboxGone.
+
+        `stdin`: None (closed), bytes or text to feed, or PIPE. `tty`: on a pseudo-terminal, whose one stream is `stdout`. After
+        `timeout` seconds its whole process tree is killed. `max_output`: bytes per stream that wait unread at most (process.py).
+        """
         agent = self._live()
-        feed = stdin if isinstance(stdin, bytes) else None
-        ours, theirs = await self._terminal(user) if tty else _pipes(stdin is not None)
+        feed = None if stdin is None or isinstance(stdin, Stdin) else wire.encode(stdin)
+        ours, theirs = await self._terminal(user) if tty else pipes(with_stdin=stdin is not None)
         process = Process(agent, ours[1], ours[2], ours[0], text=text, max_output=max_output, timeout_s=timeout)
-        message = self._command(wire.EXEC_TTY if tty else 0, process.id, argv, env, workdir, user, fds=theirs)
+        message = self._commands.message(wire.EXEC_TTY if tty else 0, process.id, argv, env, workdir, user, fds=theirs)
         agent.send(message, close=tuple(set(theirs)))
         self.lifetime.enter()
         process.on_exit(self.lifetime.leave)
         await process.begin()
         if feed is not None:
-            asyncio.get_running_loop().create_task(_feed(process, feed))
+            asyncio.get_running_loop().create_task(process.feed(feed))
         return process
 
     @dual
@@ -187,7 +171,7 @@ class Sandbox:
         capture = Capture(loop.create_future())
         id = agent.listen(capture)
         flags = wire.EXEC_CAPTURE | (wire.EXEC_MERGE if merge_stderr else 0)
-        agent.send(self._command(flags, id, argv, env, workdir, user, stdin=stdin, max_output=max_output))
+        agent.send(self._commands.message(flags, id, argv, env, workdir, user, stdin=stdin, max_output=max_output))
         self.lifetime.enter()
         deadline = None if timeout is None else loop.call_later(timeout, self._expire, id, capture)
         started = loop.time()
@@ -203,7 +187,7 @@ class Sandbox:
         if reply.flags & wire.NOT_STARTED:
             raise exec_failed(reply.status)
         timed_out = timeout is not None and loop.time() - started >= timeout and os.WIFSIGNALED(reply.status)
-        return _completed(reply, capture, timed_out, self.lifetime.stopping)
+        return capture.completed(reply, timed_out, self.lifetime.stopping)
 
     @dual
     async def open(self, path: str, mode: str = "r", *, user: str = "user", encoding: str = "utf-8") -> IO[Any]:
@@ -211,7 +195,7 @@ class Sandbox:
 
         Missing parent folders are made when writing. Raises SandboxFileError; anything but a regular file is refused.
         """
-        flags, binary = _open_flags(mode)
+        flags, binary = open_flags(mode)
         fd = await self._open(path, flags, user)
         os.set_blocking(fd, True)
         return os.fdopen(fd, mode.replace("x", "w"), encoding=None if binary else encoding, errors=None if binary else "replace")
@@ -242,7 +226,7 @@ class Sandbox:
         fd = await self._open(path, os.O_RDONLY | os.O_DIRECTORY, user)
         try:
             with os.scandir(fd) as entries:
-                return sorted((_entry(entry) for entry in entries), key=lambda entry: entry.name)
+                return sorted((entry_of(entry) for entry in entries), key=lambda entry: entry.name)
         finally:
             os.close(fd)
 
@@ -259,7 +243,12 @@ class Sandbox:
     @dual
     async def kill_processes(self) -> None:
         """Kills every process in the sandbox, background ones included, and returns when all are dead. Its files stay readable."""
-        await self._live().ask(wire.KILL_ALL)
+        try:
+            async with asyncio.timeout(_KILL_PATIENCE_S):
+                await self._live().ask(wire.KILL_ALL)
+        except TimeoutError:
+            await self.stop("its processes could not be killed")
+            raise SandboxGone(self.name, "its processes could not be killed") from None
 
     @dual
     async def ping(self) -> None:
@@ -325,7 +314,7 @@ class Sandbox:
         if reply.status and reply.flags & wire.NOT_STARTED:
             raise _creation_failed(reply)
         if reply.status:
-            raise _file_error(reply.status, reply.data.decode("utf-8", "replace"))
+            raise file_error(reply.status, reply.data.decode("utf-8", "replace"))
 
     async def _end(self, reason: str, gently: bool) -> None:
         self.lifetime.stop(reason)
@@ -377,64 +366,12 @@ class Sandbox:
         if not capture.future.done():
             asyncio.get_running_loop().create_task(self.stop("a command could not be killed"))
 
-    def _identity(self, user: str) -> int:
-        if user not in _USERS:
-            raise ConfigError(f"user must be 'user' or 'root' (inside the sandbox), not {user!r}", field="user")
-        if user == "root" and self._node.rootless:
-            raise ExecFailed(errno.EPERM, "there is no in-sandbox root when Sandmill itself runs without root")
-        return _USERS[user][0]
-
-    def _command(
-        self,
-        flags: int,
-        id: int,
-        argv: tuple[str | bytes, ...],
-        env: Mapping[str, str] | None,
-        workdir: str | None,
-        user: str,
-        *,
-        stdin: bytes = b"",
-        max_output: int = 0,
-        fds: tuple[int, ...] = (),
-    ) -> wire.Message:
-        uid = self._identity(user)
-        words = [wire.encode(word) for word in argv]
-        if not words or any(b"\0" in word for word in words):
-            raise ExecFailed(errno.EINVAL, "a command needs a program, and no argument may contain NUL")
-        block, count = self._env[user]
-        if env:
-            for name, value in env.items():
-                check_env(name, value)
-            block, count = _env_block(_BASE_ENV | _USERS[user][1] | dict(self.spec.env) | dict(env))
-        if workdir is None:
-            cwd, flags = self._workdir, flags | wire.EXEC_HOME
-        else:
-            cwd = self._path(workdir)
-        payload = wire.command_payload(cwd, words, block, stdin)
-        return wire.agent_request(
-            wire.EXEC,
-            id,
-            payload,
-            flags=flags,
-            uid=uid,
-            first=len(words),
-            second=count,
-            stdin_bytes=len(stdin),
-            max_output=max(1, min(max_output, _LARGEST_MAX_OUTPUT)),
-            fds=fds,
-        )
-
-    def _path(self, path: str) -> bytes:
-        """Absolute, as the sandbox sees it. Links are the sandbox's business: they are followed inside it, by its own user."""
-        name = wire.encode(posixpath.join(self.spec.workdir, path))
-        if b"\0" in name:
-            raise SandboxFileError(errno.EINVAL, "a path may not contain NUL", path)
-        return name
-
     async def _path_request(self, op: int, path: str, user: str, *, flags: int = 0, first: int = 0, second: int = 0) -> int:
-        reply, fd = await self._live().ask(op, self._path(path) + b"\0", flags=flags, uid=self._identity(user), first=first, second=second)
+        reply, fd = await self._live().ask(
+            op, absolute(path, self.spec.workdir) + b"\0", flags=flags, uid=self._commands.uid(user), first=first, second=second
+        )
         if reply.status:
-            raise _file_error(reply.status, path)
+            raise file_error(reply.status, path)
         return fd
 
     async def _open(self, path: str, flags: int, user: str) -> int:
@@ -446,21 +383,20 @@ class Sandbox:
         kind = os.fstat(fd).st_mode
         if not (stat.S_ISDIR(kind) if flags & os.O_DIRECTORY else stat.S_ISREG(kind)):
             os.close(fd)
-            raise _file_error(errno.EISDIR if stat.S_ISDIR(kind) else errno.EINVAL, path)
+            raise file_error(errno.EISDIR if stat.S_ISDIR(kind) else errno.EINVAL, path)
         return fd
 
     async def _write(self, files: Mapping[str, bytes], user: str) -> None:
         payload = place(files, self.spec.workdir)
-        reply, _ = await self._live().ask(wire.WRITE, payload, uid=self._identity(user))
+        reply, _ = await self._live().ask(wire.WRITE, payload, uid=self._commands.uid(user))
         if reply.status:
-            raise _file_error(reply.status, reply.data.decode("utf-8", "replace"))
+            raise file_error(reply.status, reply.data.decode("utf-8", "replace"))
 
-    async def _terminal(self, user: str) -> tuple[_Three, _Three]:
+    async def _terminal(self, user: str) -> tuple[Three, Three]:
         """A pseudo-terminal of the sandbox's own devpts: our end, and three of the command's."""
         master = await self._path_request(wire.OPEN, "/dev/ptmx", user, first=os.O_RDWR | os.O_NOCTTY)
         try:
-            fcntl.ioctl(master, _TIOCSPTLCK, struct.pack("i", 0))
-            end = fcntl.ioctl(master, _TIOCGPTPEER, os.O_RDWR | os.O_NOCTTY)
+            end = other_end(master)
             return (os.dup(master), master, -1), (end, end, end)
         except BaseException:
             os.close(master)
@@ -485,70 +421,6 @@ async def _create(
     return sandbox
 
 
-def place(files: Mapping[str, bytes], workdir: str) -> bytes:
-    """Files by path relative to `workdir`, as a batch. Raises SandboxFileError for a path no file can have."""
-    try:
-        return wire.batch({posixpath.join(workdir, path): data for path, data in files.items()})
-    except OSError as error:
-        raise SandboxFileError(error.errno, error.strerror, error.filename) from None
-
-
-def _completed(reply: wire.AgentReply, capture: Capture, timed_out: bool, stopping: str | None) -> Completed:
-    signalled = os.WIFSIGNALED(reply.status)
-    return Completed(
-        exit_code=None if timed_out or signalled else os.WEXITSTATUS(reply.status),
-        signal=os.WTERMSIG(reply.status) if signalled else None,
-        stdout=b"".join(capture.out),
-        stderr=b"".join(capture.err),
-        truncated=bool(reply.flags & wire.OUTPUT_TRUNCATED),
-        timed_out=timed_out,
-        duration_s=reply.duration_us / 1e6,
-        gone=stopping,
-    )
-
-
-def _env_block(variables: Mapping[str, str]) -> tuple[bytes, int]:
-    return b"".join(wire.encode(f"{name}={value}") + b"\0" for name, value in variables.items()), len(variables)
-
-
-def _file_error(number: int, path: str) -> SandboxFileError:
-    return SandboxFileError(number, f"in the sandbox: {os.strerror(number)}", path)
-
-
 def _creation_failed(reply: wire.AgentReply) -> SandboxCreateFailed:
     stage = reply.data.decode("utf-8", "replace")
     return SandboxCreateFailed(reply.status, f"could not create a sandbox: {stage}: {os.strerror(reply.status)}")
-
-
-def _entry(entry: os.DirEntry[str]) -> FileEntry:
-    info = entry.stat(follow_symlinks=False)
-    kinds = ((stat.S_ISREG, "file"), (stat.S_ISDIR, "folder"), (stat.S_ISLNK, "link"))
-    return FileEntry(name=entry.name, kind=next((kind for test, kind in kinds if test(info.st_mode)), "other"), size_bytes=info.st_size)
-
-
-def _open_flags(mode: str) -> tuple[int, bool]:
-    kinds = {"r": 0, "w": os.O_CREAT | os.O_TRUNC, "a": os.O_CREAT | os.O_APPEND, "x": os.O_CREAT | os.O_EXCL}
-    letters = sorted(mode)
-    kind = [letter for letter in letters if letter in kinds]
-    if len(kind) != 1 or len(set(letters)) != len(letters) or set(letters) - set("rwaxbt+") or {"b", "t"} <= set(letters):
-        raise ValueError(f"no such file mode: {mode!r}")
-    access = os.O_RDWR if "+" in letters else os.O_RDONLY if kind == ["r"] else os.O_WRONLY
-    return access | kinds[kind[0]], "b" in letters
-
-
-def _pipes(with_stdin: bool) -> tuple[_Three, _Three]:
-    """Descriptors for (stdin, stdout, stderr): ours, and the command's."""
-    out, err = os.pipe(), os.pipe()
-    if not with_stdin:
-        return (-1, out[0], err[0]), (os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC), out[1], err[1])
-    into = os.pipe()
-    return (into[1], out[0], err[0]), (into[0], out[1], err[1])
-
-
-async def _feed(process: Process, data: bytes) -> None:
-    with contextlib.suppress(BrokenPipeError):
-        await process.stdin.write.aio(data)
-    await process.stdin.close.aio()
-
-
-__all__ = ["DEFAULT_MAX_OUTPUT", "PIPE", "FileEntry", "Sandbox"]

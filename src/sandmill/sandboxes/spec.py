@@ -62,7 +62,7 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Cores, as a quota over 100 ms."""
     memory_bytes: int = 2 << 30
     disk_bytes: int = 1 << 30
-    """Everything the sandbox writes, in memory-backed storage; exceeding it is ENOSPC."""
+    """Everything the sandbox writes. Exceeding it is ENOSPC. The storage is memory, so what a command writes counts as its memory too."""
     timeout_s: float = 86_400.0
     """Lifetime from creation."""
     idle_timeout_s: float = 300.0

@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import logging
 import os
+import resource
 import socket
 import subprocess
 from pathlib import Path
@@ -185,6 +186,7 @@ async def _start() -> Node:
         raise IsolationUnavailable(
             "the sandbox warden was not built with this installation; run `pip install` again with a C compiler present"
         )
+    _allow_many_descriptors()
     state.sweep()
     plan = cgroups.plan()
     try:
@@ -218,6 +220,14 @@ async def _start() -> Node:
     if started.lacks:
         _log.warning("%s", started.lacks)
     return started
+
+
+def _allow_many_descriptors() -> None:
+    """One socket per sandbox: the usual soft limit of 1024 would end at about a thousand of them."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _leave() -> None:

@@ -1,0 +1,103 @@
+"""Starting commands: who runs them, in which environment, over which descriptors. In: a caller's words. Out: messages for the agent."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import struct
+from collections.abc import Mapping
+from typing import Final
+
+from sandmill.errors import ConfigError, ExecFailed
+from sandmill.sandboxes.backends.native import wire
+from sandmill.sandboxes.backends.native.node import USER_UID
+from sandmill.sandboxes.files import absolute
+from sandmill.sandboxes.spec import SandboxSpec, check_env
+
+_LARGEST_MAX_OUTPUT: Final = 64 << 20
+_TIOCSPTLCK: Final = 0x40045431
+_TIOCGPTPEER: Final = 0x5441
+_BASE_ENV: Final = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", "TERM": "dumb"}
+_USERS: Final = {"user": (USER_UID, {"HOME": "/home/user", "USER": "user"}), "root": (0, {"HOME": "/root", "USER": "root"})}
+
+Three = tuple[int, int, int]
+"""Descriptors of standard input, output and error."""
+
+
+class Commands:
+    """One sandbox's commands, with everything that does not change between them worked out once."""
+
+    def __init__(self, spec: SandboxSpec, *, rootless: bool) -> None:
+        self._spec = spec
+        self._rootless = rootless
+        self._env = {user: _block(_BASE_ENV | extra | dict(spec.env)) for user, (_, extra) in _USERS.items()}
+        self._workdir = wire.encode(spec.workdir)
+
+    def uid(self, user: str) -> int:
+        """The uid inside the sandbox. Raises ConfigError, ExecFailed."""
+        if user not in _USERS:
+            raise ConfigError(f"user must be 'user' or 'root' (inside the sandbox), not {user!r}", field="user")
+        if user == "root" and self._rootless:
+            raise ExecFailed(errno.EPERM, "there is no in-sandbox root when Sandmill itself runs without root")
+        return _USERS[user][0]
+
+    def message(
+        self,
+        flags: int,
+        id: int,
+        argv: tuple[str | bytes, ...],
+        env: Mapping[str, str] | None,
+        workdir: str | None,
+        user: str,
+        *,
+        stdin: bytes = b"",
+        max_output: int = 0,
+        fds: tuple[int, ...] = (),
+    ) -> wire.Message:
+        """The message that starts it under `id`. Raises ExecFailed for what execve could not carry, ConfigError for a wrong option."""
+        uid = self.uid(user)
+        words = [wire.encode(word) for word in argv]
+        if not words or any(b"\0" in word for word in words):
+            raise ExecFailed(errno.EINVAL, "a command needs a program, and no argument may contain NUL")
+        block, count = self._env[user]
+        if env:
+            for name, value in env.items():
+                check_env(name, value)
+            block, count = _block(_BASE_ENV | _USERS[user][1] | dict(self._spec.env) | dict(env))
+        if workdir is None:
+            cwd, flags = self._workdir, flags | wire.EXEC_HOME
+        else:
+            cwd = absolute(workdir, self._spec.workdir)
+        payload = wire.command_payload(cwd, words, block, stdin)
+        return wire.agent_request(
+            wire.EXEC,
+            id,
+            payload,
+            flags=flags,
+            uid=uid,
+            first=len(words),
+            second=count,
+            stdin_bytes=len(stdin),
+            max_output=max(1, min(max_output, _LARGEST_MAX_OUTPUT)),
+            fds=fds,
+        )
+
+
+def pipes(*, with_stdin: bool) -> tuple[Three, Three]:
+    """Descriptors for (stdin, stdout, stderr): ours, and the command's."""
+    out, err = os.pipe(), os.pipe()
+    if not with_stdin:
+        return (-1, out[0], err[0]), (os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC), out[1], err[1])
+    into = os.pipe()
+    return (into[1], out[0], err[0]), (into[0], out[1], err[1])
+
+
+def other_end(master: int) -> int:
+    """The end of a pseudo-terminal that a command gets, without looking up any path."""
+    fcntl.ioctl(master, _TIOCSPTLCK, struct.pack("i", 0))
+    return fcntl.ioctl(master, _TIOCGPTPEER, os.O_RDWR | os.O_NOCTTY)
+
+
+def _block(variables: Mapping[str, str]) -> tuple[bytes, int]:
+    return b"".join(wire.encode(f"{name}={value}") + b"\0" for name, value in variables.items()), len(variables)
