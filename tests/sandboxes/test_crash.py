@@ -207,6 +207,24 @@ def test_a_forked_child_of_the_owner_does_not_keep_its_sandboxes_alive(tmp_path:
         owner.close()
 
 
+def test_a_forked_child_makes_sandboxes_of_its_own_and_leaves_its_parents_alone(tmp_path: Path) -> None:
+    code = (
+        "import os, time; from sandmill.sandboxes import Sandbox, list_sandboxes\n"
+        "box = Sandbox.create(memory='64Mi', disk='4Mi')\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    own = Sandbox.create(memory='64Mi', disk='4Mi', timeout=0.3)\n"
+        "    print(own.run('echo', 'child').stdout, len(list_sandboxes()), flush=True)\n"
+        "    time.sleep(0.6)\n"
+        "    print(own.gone_reason, flush=True)\n"
+        "    raise SystemExit\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), box.run('echo', 'parent').stdout, len(list_sandboxes()), flush=True)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=os.environ | {"SANDMILL_STATE": str(tmp_path)}, timeout=60, capture_output=True)
+    assert done.stdout == b"b'child\\n' 2\nits lifetime of 0.3 s is over\n0 b'parent\\n' 1\n", done.stderr
+    assert list(tmp_path.glob("owners/*")) == []
+
+
 def test_an_ordinary_exit_leaves_nothing_at_once(tmp_path: Path) -> None:
     code = "from sandmill.sandboxes import Sandbox\nboxes = [Sandbox.create(memory='64Mi', disk='4Mi') for _ in range(5)]"
     subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"SANDMILL_STATE": str(tmp_path)}, timeout=60)

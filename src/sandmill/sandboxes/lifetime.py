@@ -5,6 +5,7 @@ commands. Out: one call of the sandbox's `stop` with the reason. One timer watch
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import Final, Protocol
 
 from sandmill.sandboxes.spec import SandboxSpec
@@ -98,3 +99,12 @@ class _Watch:
 
 
 _watch = _Watch()
+
+
+def _forget() -> None:
+    """A forked child owns no sandboxes, and its loop is another."""
+    global _watch
+    _watch = _Watch()
+
+
+os.register_at_fork(after_in_child=_forget)
