@@ -30,7 +30,13 @@ static const int REFUSED[] = {
     /* kernel, clocks, modules, quotas, swap */
     __NR_acct, __NR_bpf, __NR_clock_adjtime, __NR_clock_settime, __NR_delete_module, __NR_finit_module, __NR_init_module,
     __NR_kexec_load, __NR_perf_event_open, __NR_quotactl, 443 /* quotactl_fd */, __NR_reboot, __NR_settimeofday, __NR_swapoff,
-    __NR_swapon, __NR_syslog, __NR_vhangup, __NR_fanotify_init, __NR_lookup_dcookie, __NR_nfsservctl,
+    __NR_swapon, __NR_syslog, __NR_vhangup, __NR_fanotify_init,
+#ifdef __NR_lookup_dcookie
+    __NR_lookup_dcookie,
+#endif
+#ifdef __NR_nfsservctl
+    __NR_nfsservctl,
+#endif
 #ifdef __NR_kexec_file_load
     __NR_kexec_file_load,
 #endif
