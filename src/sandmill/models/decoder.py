@@ -44,14 +44,14 @@ class Decoder(Protocol):
         ...
 
 
-def decoder_for(model: Any, *, rows: int, context_length: int) -> Decoder:
-    """The fastest decoder that computes exactly this model."""
+def decoder_for(model: Any, *, rows: int, context_length: int, split: int | None = None) -> Decoder:
+    """The fastest decoder that computes exactly this model. `split`: a decoder that can, remembers what enters that layer."""
     from sandmill.models import llama
 
     if llama.is_supported(model):
         from sandmill.models.llama_decoder import LlamaDecoder
 
-        return LlamaDecoder(model, rows=rows, context_length=context_length)
+        return LlamaDecoder(model, rows=rows, context_length=context_length, split=split)
     from sandmill.models.transformers_decoder import transformers_decoder
 
     return transformers_decoder(model, rows=rows, context_length=context_length)

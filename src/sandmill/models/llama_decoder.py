@@ -28,7 +28,8 @@ class LlamaDecoder:
     through it, which is four times faster.
     """
 
-    def __init__(self, model: Any, *, rows: int, context_length: int) -> None:
+    def __init__(self, model: Any, *, rows: int, context_length: int, split: int | None = None) -> None:
+        """`split`: also remember what enters this layer, for `lowered`."""
         self._model = model
         self._shape = llama.shape_of(model)
         self._block = _block_length(self._shape, context_length)
@@ -40,6 +41,9 @@ class LlamaDecoder:
         self._keys = [zeros_on_demand(*sizes) for _ in range(self._shape.layers)]
         self._values = [zeros_on_demand(*sizes) for _ in range(self._shape.layers)]
         self._lengths: Ints = np.zeros(rows, np.int64)
+        self._split = split
+        self._lowered_RTD = None if split is None else zeros_on_demand(rows, context, self._shape.width)
+        self._ids_RT: Ints = np.zeros((rows, 0 if split is None else context), np.int64)
         self.refresh()
 
     @property
@@ -64,7 +68,17 @@ class LlamaDecoder:
             for cache in (*self._keys, *self._values):
                 for block in cache[: -(-length // self._block)]:
                     block[index] = block[source].clone()
+            if self._lowered_RTD is not None:
+                self._lowered_RTD[index, :length] = self._lowered_RTD[source, :length].clone()
+                self._ids_RT[targets, :length] = self._ids_RT[source, :length]
         self._lengths[targets] = length
+
+    def lowered(self, row: int) -> tuple[list[int], Tensor]:
+        """A row's token ids and (their number, width) what entered layer `split` for each; copies."""
+        if self._lowered_RTD is None:
+            raise ValueError("this decoder was made without a split")
+        length = int(self._lengths[row])
+        return self._ids_RT[row, :length].tolist(), self._lowered_RTD[row, :length].clone()
 
     def clear(self, row: int) -> None:
         self._lengths[row] = 0
@@ -76,6 +90,10 @@ class LlamaDecoder:
         rotations_N = self._rotations_TP[batch.positions_N].unsqueeze(1)
         mask = batch.mask()
         for index, layer in enumerate(self._layers):
+            if index == self._split and self._lowered_RTD is not None:
+                positions = batch.positions_N[: batch.count]
+                self._lowered_RTD[batch.rows_N, positions] = x[: batch.count]
+                self._ids_RT[batch.rows_N.numpy(), positions.numpy()] = batch.ids_N[: batch.count].numpy()
             qkv = _linear(functional.rms_norm(x, (self._shape.width,), eps=self._shape.eps), layer.qkv)
             attended = self._attend(index, layer, qkv, batch, rotations_N, mask)
             x = _add_linear(x, attended, layer.out)

@@ -17,6 +17,7 @@ from torch.nn import functional
 from sandmill.config.manifest import LoraSection
 from sandmill.errors import CheckpointCorrupt, ConfigError
 from sandmill.models import llama
+from sandmill.models.hidden import HiddenStates
 from sandmill.models.llama_forward import Layout, Stack, run_layers, score_hidden
 from sandmill.models.loading import LoadedModel, first_line, unreadable
 from sandmill.models.policy import Scored
@@ -38,6 +39,9 @@ class LoraPolicy:
         self._dropout = lora.dropout
         self._fused = llama.is_supported(self._model)
         self._training = True
+        lowest = min(llama.adapted_indices(self._model), default=0) if self._fused else 0
+        self.hidden_states = HiddenStates(lowest) if lowest else None
+        """Give it to the engine, and what its sessions computed below the adapter is not computed again. None: nothing lies below."""
 
     def trainable(self) -> Mapping[str, torch.nn.Parameter]:
         """See `Policy.trainable`."""
@@ -50,19 +54,19 @@ class LoraPolicy:
         if not self._fused:
             return self._score_generic(ids_BT, lengths_B, select_BT, temperature)
         chosen = select_BT.flatten().nonzero()[:, 0]
-        return self._score(ids_BT.flatten(), Layout.padded(rows, columns), chosen, temperature)
+        return self._score(ids_BT.flatten(), Layout.padded(rows, columns), lengths_B, chosen, temperature)
 
     def score_packed(self, ids_N: Tensor, starts: tuple[int, ...], select_N: Tensor, temperature: float) -> Scored:
         """See `Policy.score_packed`."""
         layout = Layout.packed(len(ids_N), starts)
+        lengths_B = torch.diff(torch.tensor(starts), append=torch.tensor([len(ids_N)]))
         if bool(select_N[torch.tensor(starts)].any()):
             raise ValueError("the first token of a row has no log-probability: nothing comes before it")
         if not self._fused:
             assert layout.slots is not None
-            lengths_B = torch.diff(torch.tensor(starts), append=torch.tensor([len(ids_N)]))
             inside = torch.arange(layout.columns) < lengths_B[:, None]
             return self._score_generic(ids_N[layout.slots], lengths_B, select_N[layout.slots] & inside, temperature)
-        return self._score(ids_N, layout, select_N.nonzero()[:, 0], temperature)
+        return self._score(ids_N, layout, lengths_B, select_N.nonzero()[:, 0], temperature)
 
     def score_tree(self, ids_N: Tensor, paths_BT: Tensor, lengths_B: Tensor, select_N: Tensor, temperature: float) -> Scored:
         """See `SharesPrefixes.score_tree`."""
@@ -72,7 +76,7 @@ class LoraPolicy:
         if bool((layout.positions[chosen] == 0).any()):
             raise ValueError("the first token of a row has no log-probability: nothing comes before it")
         if self._fused:
-            return self._score(ids_N, layout, chosen, temperature, before=paths_BT.flatten()[layout.places[chosen] - 1])
+            return self._score(ids_N, layout, lengths_B, chosen, temperature, before=paths_BT.flatten()[layout.places[chosen] - 1])
         places = layout.places[chosen]
         select_BT = torch.zeros_like(paths_BT, dtype=torch.bool).flatten().index_fill(0, places, True).view_as(paths_BT)
         scored = self._score_generic(ids_N[paths_BT], lengths_B, select_BT, temperature)
@@ -105,14 +109,33 @@ class LoraPolicy:
         """Switches adapter dropout; evaluation of log-probabilities wants it off."""
         self._training = on
 
-    def _score(self, ids_N: Tensor, layout: Layout, chosen: Tensor, temperature: float, before: Tensor | None = None) -> Scored:
+    def _score(
+        self, ids_N: Tensor, layout: Layout, lengths_B: Tensor, chosen: Tensor, temperature: float, before: Tensor | None = None
+    ) -> Scored:
         """`before`: the token ahead of each chosen one, where that is not the one ahead of it in `ids_N`."""
         stack, split = self._stack(layout.columns)
         with torch.no_grad():
-            x = functional.embedding(ids_N, llama.embedding(self._model))
-            x = run_layers(stack, x, layout, 0, split)
+            known = self._sampled(ids_N, layout, lengths_B)
+            x = functional.embedding(ids_N, llama.embedding(self._model)) if known is None else known
+            x = run_layers(stack, x, layout, 0 if known is None else split, split)
         x = run_layers(stack, x, layout, split, stack.shape.layers)
         return Scored(*score_hidden(stack, x[chosen - 1 if before is None else before], ids_N[chosen], temperature))
+
+    def _sampled(self, ids_N: Tensor, layout: Layout, lengths_B: Tensor) -> Tensor | None:
+        """(N, width) the states that the engine kept at the lowest adapted layer, or None where it lacks a row.
+
+        A row's last token has none, and needs none: nothing comes after it that could look at it.
+        """
+        if self.hidden_states is None:
+            return None
+        slots_BT = torch.arange(layout.rows * layout.columns).view(layout.rows, -1) if layout.slots is None else layout.slots
+        x = torch.zeros(len(ids_N), llama.shape_of(self._model).width)
+        for slots, length in zip(slots_BT, lengths_B.tolist(), strict=True):
+            states = self.hidden_states.find(ids_N[slots[:length]].tolist())
+            if states is None:
+                return None
+            x[slots[: length - 1]] = states
+        return x
 
     def _stack(self, columns: int) -> tuple[Stack, int]:
         """The layers with their adapters, and the index of the lowest adapted one: nothing below it needs a gradient."""

@@ -14,6 +14,8 @@ import torch
 
 from sandmill.errors import NonFinite
 from sandmill.models.decoder import Decoder, Ints
+from sandmill.models.hidden import HiddenStates
+from sandmill.models.llama_decoder import LlamaDecoder
 from sandmill.models.model import Sample, Sampling, StopReason
 from sandmill.models.sampling import choose, uniform
 
@@ -52,8 +54,9 @@ class Prompt:
 class DecodeLoop:
     """Rows of one decoder. `round()` does one bounded piece of work; `idle` says when there is none."""
 
-    def __init__(self, decoder: Decoder, *, rows: int, context_length: int, version: int = 0) -> None:
+    def __init__(self, decoder: Decoder, *, rows: int, context_length: int, version: int = 0, hidden: HiddenStates | None = None) -> None:
         self._decoder = decoder
+        self._hidden = hidden if isinstance(decoder, LlamaDecoder) else None
         self._context = context_length
         self.version = version
         self._filling: list[Request] = []
@@ -102,6 +105,8 @@ class DecodeLoop:
 
     def drop(self, row: int) -> None:
         """Ends the session of `row`, whatever it is doing."""
+        if self._hidden is not None and isinstance(self._decoder, LlamaDecoder):
+            self._hidden.keep(*self._decoder.lowered(row))
         self._active[row] = False
         request = self._requests.pop(row, None)
         if request is not None and request in self._filling:
@@ -117,6 +122,8 @@ class DecodeLoop:
     def publish(self, version: int) -> None:
         """New weights from the next token on; contexts computed under the old ones are no longer shared with newcomers."""
         self._decoder.refresh()
+        if self._hidden is not None:
+            self._hidden.clear()
         self.version = version
         self._prompts.clear()
 

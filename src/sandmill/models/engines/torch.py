@@ -21,6 +21,7 @@ import torch
 from sandmill.errors import ContextFull, EngineDied
 from sandmill.models.decoder import Decoder, Ints, decoder_for
 from sandmill.models.engines.decode_loop import DecodeLoop, Request
+from sandmill.models.hidden import HiddenStates
 from sandmill.models.loading import LoadedModel
 from sandmill.models.model import Sample, Sampling
 
@@ -70,7 +71,8 @@ class TorchEngine:
     """A `Model` over a loaded model. `rows` sessions at once; `context_length` defaults to the model's own, at most 1024.
 
     `threads` sets torch's threads for the decode thread, rounded down to a power of two: other splits leave vector remainders,
-    whose last bits differ. `decoder` replaces the arithmetic.
+    whose last bits differ. `decoder` replaces the arithmetic. `hidden` (a policy's `hidden_states`) is given what sessions computed
+    below the adapter when they close, and cleared by `publish`.
     """
 
     def __init__(
@@ -82,11 +84,14 @@ class TorchEngine:
         threads: int | None = None,
         version: int = 0,
         decoder: Decoder | None = None,
+        hidden: HiddenStates | None = None,
     ) -> None:
         self._context_length = min(context_length or 1024, loaded.context_length)
         self.vocabulary_size = int(loaded.model.config.vocab_size)
         self._version = version
-        self._decoder = decoder or decoder_for(loaded.model, rows=rows, context_length=self._context_length)
+        self._decoder = decoder or decoder_for(
+            loaded.model, rows=rows, context_length=self._context_length, split=None if hidden is None else hidden.split
+        )
         self._lock = threading.Condition()
         self._inbox: deque[Callable[[DecodeLoop], None]] = deque()
         self._free = list(range(rows))
@@ -97,7 +102,7 @@ class TorchEngine:
         self._closing = False
         self._threads = None if threads is None else 1 << (max(1, threads).bit_length() - 1)
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_INTERVAL_S))
-        loop = DecodeLoop(self._decoder, rows=rows, context_length=self._context_length, version=version)
+        loop = DecodeLoop(self._decoder, rows=rows, context_length=self._context_length, version=version, hidden=hidden)
         self._thread = threading.Thread(target=self._run, args=(loop,), name="sandmill-decode", daemon=True)
         self._thread.start()
 
