@@ -22,7 +22,10 @@ from sandmill.sandboxes import SandboxSpec, loop
 
 R = TypeVar("R")
 SEED = 7
+LONG = "x" * (1 << 18)
+"""One word that is longer than the system lets an argument be."""
 EXTRA = (
+    LONG,
     "sleep",
     "5",
     "true",

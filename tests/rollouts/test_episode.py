@@ -84,6 +84,14 @@ def test_a_failing_command_is_the_agents_business() -> None:
     assert isinstance(episode.verdict, Graded)
 
 
+def test_an_agent_whose_command_cannot_be_started_escapes_nothing() -> None:
+    episode = one(pg.play([f"$ {pg.LONG}", "= none"]), "lines")
+    assert episode.trajectory.commands[0].exit_code == 126
+    assert "could not be started" in episode.trajectory.commands[0].output
+    assert isinstance(episode.verdict, Graded)
+    assert not episode.verdict.passed
+
+
 def test_odd_bytes_reach_the_policy_decoded_and_the_episode_goes_on() -> None:
     episode = one(pg.play(["$ printf '\\xf0\\x9f'", "= none"]), "lines")
     assert "\ufffd" in episode.trajectory.commands[0].output

@@ -24,6 +24,8 @@ from sandmill.rollouts.timeline import Timeline
 from sandmill.rollouts.trajectory import Episode, Stage, Trajectory, Turn
 from sandmill.sandboxes import Sandbox
 
+_CANNOT_START = 126
+"""The shells' exit code for a command that was found and could not be run."""
 _LIMIT_OF_STOP = {StopReason.LENGTH: Limit.TOKENS, StopReason.CONTEXT: Limit.CONTEXT}
 
 
@@ -151,15 +153,21 @@ class _Attempt:
                     merge_stderr=True,
                 )
             except ExecFailed as error:
-                if error.errno not in (errno.E2BIG, errno.ENAMETOOLONG):
-                    raise
-                return self._refuse("the command is too long")
+                return self._could_not_start(script, error)
         output = done.stdout.decode("utf-8", "replace")[: limits.max_observation]
         if done.timed_out:
             output += f"\n[stopped after {limits.command_timeout_s:g} s]"
         self.commands.append(Command(script=script, exit_code=None if done.timed_out else done.exit_code, output=output))
         self.text.append(("tool", output))
         return Observation(text=output, ok=done.exit_code == 0 and not done.timed_out)
+
+    def _could_not_start(self, script: str, error: ExecFailed) -> Observation:
+        """A live sandbox in which bash cannot be started is the agent's doing (its processes fill the limit, it locked its own folder,
+        its script is too long): a failed command, or an agent could take its bad episodes out of training."""
+        reason = f"the command could not be started: {error.strerror or error}"
+        self.commands.append(Command(script=script, exit_code=_CANNOT_START, output=reason))
+        self.text.append(("tool", reason))
+        return Observation(text=reason, ok=False)
 
     async def _ready_sandbox(self) -> Sandbox:
         """The episode's sandbox, made when the first command needs it."""
