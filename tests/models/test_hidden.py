@@ -10,6 +10,7 @@ import torch
 from sandmill.config.manifest import LoraSection
 from sandmill.models import lora_policy
 from sandmill.models.engines.torch import TorchEngine
+from sandmill.models.hidden import HiddenStates
 from sandmill.models.lora_policy import LoraPolicy
 from sandmill.models.model import Sampling
 
@@ -28,7 +29,6 @@ def _episodes(loaded, policy):
     async def main():
         engine = TorchEngine(loaded, rows=5, context_length=64, hidden=policy.hidden_states)
         episodes = await asyncio.gather(*(one(engine, seed) for seed in range(8)))
-        await (await engine.session(seed=0)).close()
         return engine, episodes
 
     return asyncio.run(main())
@@ -109,6 +109,21 @@ def test_kept_states_give_the_same_scores_and_gradients_without_the_lower_layers
     for name, gradient in _gradients(policy, computed).items():
         assert (gradient - kept_gradients[name]).abs().max() <= 1e-4 * max(1.0, float(gradient.abs().max()))
     asyncio.run(engine.close())
+
+
+def test_states_replace_those_of_the_reply_before_unless_another_session_ended_there():
+    hidden = HiddenStates(1)
+    one, two, three = (torch.full((1, 1), float(number)) for number in range(3))
+    for _ in range(2):
+        hidden.keep((1, 2), one, instead_of=None)
+    hidden.keep((1, 2, 3), two, instead_of=(1, 2))
+    assert hidden.find([1, 2, 9]) is one
+    hidden.keep((1, 2, 4), three, instead_of=(1, 2))
+    assert hidden.find([1, 2, 9]) is None
+    assert hidden.find([1, 2, 3, 9]) is two
+    assert hidden.find([1, 2, 4, 9]) is three
+    hidden.clear()
+    assert hidden.find([1, 2, 4, 9]) is None
 
 
 def test_a_row_the_engine_never_saw_is_computed(random_model, counted):

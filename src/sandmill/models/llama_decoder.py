@@ -73,12 +73,12 @@ class LlamaDecoder:
                 self._ids_RT[targets, :length] = self._ids_RT[source, :length]
         self._lengths[targets] = length
 
-    def lowered(self, row: int) -> tuple[list[int], Tensor]:
+    def lowered(self, row: int) -> tuple[tuple[int, ...], Tensor]:
         """A row's token ids and (their number, width) what entered layer `split` for each; copies."""
         if self._lowered_RTD is None:
             raise ValueError("this decoder was made without a split")
         length = int(self._lengths[row])
-        return self._ids_RT[row, :length].tolist(), self._lowered_RTD[row, :length].clone()
+        return tuple(self._ids_RT[row, :length].tolist()), self._lowered_RTD[row, :length].clone()
 
     def clear(self, row: int) -> None:
         self._lengths[row] = 0

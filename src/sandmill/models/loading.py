@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -138,7 +139,7 @@ def _pretrained(place: str, revision: str | None) -> tuple[Any, Any]:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """No progress bars or advice on a person's terminal while transformers loads."""
+    """No progress bars, advice or warnings among libraries on a person's terminal while transformers or peft set a model up."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from transformers.utils import logging
 
@@ -147,7 +148,9 @@ def quiet_transformers() -> Iterator[None]:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            yield
     finally:
         logging.set_verbosity(level)
         if bars:

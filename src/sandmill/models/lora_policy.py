@@ -19,7 +19,7 @@ from sandmill.errors import CheckpointCorrupt, ConfigError
 from sandmill.models import llama
 from sandmill.models.hidden import HiddenStates
 from sandmill.models.llama_forward import Layout, Stack, run_layers, score_hidden
-from sandmill.models.loading import LoadedModel, first_line, unreadable
+from sandmill.models.loading import LoadedModel, first_line, quiet_transformers, unreadable
 from sandmill.models.policy import Scored
 
 _MERGE_WIDTH = 256
@@ -195,7 +195,7 @@ def _wrap(model: Any, lora: LoraSection, seed: int) -> Any:
     )
     if hasattr(model, "peft_config"):
         raise ConfigError("this model already carries an adapter; load it again before giving it another")
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), quiet_transformers():
         torch.manual_seed(seed)
         try:
             return get_peft_model(model, config).eval()

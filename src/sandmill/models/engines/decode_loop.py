@@ -61,6 +61,7 @@ class DecodeLoop:
         self.version = version
         self._filling: list[Request] = []
         self._prompts: dict[bytes, Prompt] = {}
+        self._kept: dict[int, tuple[int, ...]] = {}
         self._requests: dict[int, Request] = {}
         self._active = np.zeros(rows, bool)
         self._produced, self._limits, self._last, self._stop_set = np.zeros((4, rows), np.int64)
@@ -80,6 +81,7 @@ class DecodeLoop:
         """Gives `row` to a new session."""
         self._decoder.clear(row)
         self._unfed[row] = -1
+        self._kept.pop(row, None)
         self._seeds[row] = np.uint64(seed & 0xFFFFFFFFFFFFFFFF)
         self._counters[row] = 0
 
@@ -105,8 +107,6 @@ class DecodeLoop:
 
     def drop(self, row: int) -> None:
         """Ends the session of `row`, whatever it is doing."""
-        if self._hidden is not None and isinstance(self._decoder, LlamaDecoder):
-            self._hidden.keep(*self._decoder.lowered(row))
         self._active[row] = False
         request = self._requests.pop(row, None)
         if request is not None and request in self._filling:
@@ -124,6 +124,7 @@ class DecodeLoop:
         self._decoder.refresh()
         if self._hidden is not None:
             self._hidden.clear()
+            self._kept.clear()
         self.version = version
         self._prompts.clear()
 
@@ -227,6 +228,11 @@ class DecodeLoop:
         count = int(self._produced[row])
         self._active[row] = False
         self._unfed[row] = self._last[row]
+        if self._hidden is not None and isinstance(self._decoder, LlamaDecoder):
+            # Before the reply is known to anyone: whoever trains on it must find its states, or bits would depend on timing.
+            ids, states = self._decoder.lowered(row)
+            self._hidden.keep(ids, states, instead_of=self._kept.get(row))
+            self._kept[row] = ids
         length = StopReason.LENGTH if count == request.sampling.max_new_tokens else StopReason.CONTEXT
         request.finish(
             Sample(

@@ -72,7 +72,7 @@ class TorchEngine:
 
     `threads` sets torch's threads for the decode thread, rounded down to a power of two: other splits leave vector remainders,
     whose last bits differ. `decoder` replaces the arithmetic. `hidden` (a policy's `hidden_states`) is given what sessions computed
-    below the adapter when they close, and cleared by `publish`.
+    below the adapter, after every reply, and cleared by `publish`.
     """
 
     def __init__(
