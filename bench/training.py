@@ -31,7 +31,7 @@ from sandmill.models.loading import TINY_SHELL, load, save_folder
 from sandmill.models.warmstart import warm_start
 
 HERE = Path(__file__).parent
-PEER = ("torch==2.13.0", "transformers==5.24.0", "peft==0.21.0", "trl==1.16.0", "msgspec", "pyyaml", "renderers==0.1.12")
+PEER = ("torch==2.13.0", "transformers==5.24.0", "peft==0.21.0", "trl==1.16.0", "msgspec", "pyyaml", "renderers==0.1.12", "httpx")
 TINY_WARM_STEPS = 400
 console = Console(stderr=True)
 
@@ -59,7 +59,8 @@ def workload(model: str, reward: str, steps: int, warm_up: int, top_layers: int 
             batch_size=24,
             num_generations=16,
             max_completion_length=10,
-            micro_batch_size=384,
+            micro_batch_size=64,
+            peer_micro_batch_size=128,
             learning_rate=2e-3,
             entropy_bonus=0.01,
             top_layers=top_layers,
@@ -71,7 +72,8 @@ def workload(model: str, reward: str, steps: int, warm_up: int, top_layers: int 
         batch_size=4,
         num_generations=8,
         max_completion_length=64,
-        micro_batch_size=2,
+        micro_batch_size=8,
+        peer_micro_batch_size=2,
         learning_rate=4e-5,
         entropy_bonus=0.0,
         top_layers=top_layers,

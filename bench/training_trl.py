@@ -158,7 +158,7 @@ def outcome(prompts: list[str], completions: list[str], outcome: list[float], **
 def config(workload: Workload, folder: str) -> GRPOConfig:
     """Sandmill's conventions in TRL's words; gradient checkpointing off, because it only costs time here."""
     rows = workload.batch_size * workload.num_generations
-    micro = min(workload.micro_batch_size, rows)
+    micro = min(workload.peer_micro_batch_size, rows)
     return GRPOConfig(
         output_dir=folder,
         per_device_train_batch_size=micro,

@@ -29,6 +29,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     max_completion_length: int
     max_turns: int
     micro_batch_size: int
+    peer_micro_batch_size: int
+    """Each side gets the split that is fastest for it."""
     learning_rate: float
     entropy_bonus: float
     top_layers: int | None

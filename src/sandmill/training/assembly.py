@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
-import torch
 
 from sandmill.config.manifest import Manifest, Spec
 from sandmill.config.quantities import parse_bytes, parse_duration
@@ -61,7 +60,10 @@ def resolve_environment(spec: Spec) -> Environment:
 
 
 def torch_threads(spec: Spec, loaded: LoadedModel) -> int:
-    """Threads for training and sampling: as the manifest says, else one for small models and one per core for others."""
+    """Threads for training and sampling: as the manifest says, else one for small models and one per core for others.
+
+    Two threads on two busy cores wait for each other: a warm-start step of the tiny model then takes four times as long.
+    """
     if spec.resources.threads is not None:
         return spec.resources.threads
     return 1 if loaded.parameter_count < SMALL_MODEL_PARAMETERS else len(os.sched_getaffinity(0))
@@ -101,9 +103,8 @@ def assemble(manifest: Manifest, environment: Environment, loaded: LoadedModel, 
     """Starts the engine and the sandbox pool around the given model. The caller closes the parts."""
     spec = manifest.spec
     threads = torch_threads(spec, loaded)
-    torch.set_num_threads(threads)
     rows = min(spec.resources.max_in_flight, 4096)
-    engine = TorchEngine(loaded, rows=rows, context_length=spec.resources.context_length, threads=threads)
+    engine = TorchEngine(loaded, rows=rows, context_length=spec.resources.context_length, threads=threads, hidden=policy.hidden_states)
     try:
         dialogue = dialogue_for(loaded, spec.model.dialogue)
         arena = on_loop(_arena(spec, environment, engine, dialogue))

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+import torch
 
 from sandmill.accounts.caps import CostCap
 from sandmill.accounts.ledger import read_ledger
@@ -135,6 +136,7 @@ def _ready(
     """Warm start, adapter, checkpoint, engine and sandboxes, in this order."""
     spec, prices = manifest.spec, RunPrices.of(manifest.spec.prices)
     starts = _starts(folder.path)
+    torch.set_num_threads(torch_threads(spec, loaded))
     loaded, policy = ready_policy(manifest, environment, loaded, folder, listener, warm=not (resume and checkpoints(folder.path)))
     learner = Learner(policy, spec.parameters)
     state = restore(folder, learner, environment_digest=environment.digest, model_digest=loaded.digest) if resume else None

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from sandmill.accounts.ledger import Activity
 from sandmill.config.manifest import Manifest
+from sandmill.errors import ConfigError
 from sandmill.rollouts.events import EvaluationPhase, Listener, RunStage, RunSummary, StageAdvanced, StageChanged, StepPart
 from sandmill.rollouts.group import run_groups
 from sandmill.rollouts.trajectory import Group
@@ -30,6 +31,10 @@ def train(manifest: Manifest, folder: Path, *, resume: bool, listener: Listener)
     A stop asked for through the listener, or a cost cap, ends the run after the step in hand, saved. Raises SandmillError.
     """
     started = time.monotonic()
+    if manifest.spec.parameters.sampling.top_p < 1:
+        raise ConfigError(
+            "training needs topP 1: the ratio of an update is taken under the whole distribution", field="spec.parameters.sampling.topP"
+        )
     with open_run(manifest, folder, resume=resume, listener=listener) as run:
         parts, learner, recorder = run.parts, run.learner, run.recorder
         evaluation, parameters = manifest.spec.evaluation, manifest.spec.parameters
