@@ -25,7 +25,7 @@ from sandmill.models.loading import LoadedModel
 from sandmill.rollouts.events import CheckpointSaved, Listener, RunStage, RunSummary, StageChanged
 from sandmill.rollouts.group import Breaker
 from sandmill.store import RunFolder, Stream
-from sandmill.training.assembly import Parts, assemble, resolve_environment
+from sandmill.training.assembly import Parts, assemble, resolve_environment, torch_threads
 from sandmill.training.base import load_base, ready_policy
 from sandmill.training.checkpoint import CheckpointState, checkpoints, export_adapter, restore, save_checkpoint
 from sandmill.training.learner import Learner
