@@ -20,64 +20,84 @@ from typing import Annotated, Any
 import msgspec
 import torch
 import typer
+from peft import PeftModel
 from rich.console import Console
 from rich.table import Table
 from training_workload import SPREAD, TASK, Measured, Workload
 
-from sandmill.config.manifest import EnvironmentSection
+from sandmill.config.manifest import EnvironmentSection, LoraSection
 from sandmill.environments.builtin.shell import ShellEnvironment
-from sandmill.models.bundled import cache_folder, smollm2_folder
-from sandmill.models.loading import TINY_SHELL, load, save_folder
+from sandmill.models.bundled import cache_folder
+from sandmill.models.loading import SMOLLM2, TINY_SHELL, load, save_folder
+from sandmill.models.lora_policy import LoraPolicy
 from sandmill.models.warmstart import warm_start
 
 HERE = Path(__file__).parent
 PEER = ("torch==2.13.0", "transformers==5.24.0", "peft==0.21.0", "trl==1.16.0", "msgspec", "pyyaml", "renderers==0.1.12", "httpx")
-TINY_WARM_STEPS = 400
+WARM_STEPS = {"tiny": 400, "smollm2": 60}
+SMOLLM2_TOP_LAYERS = 10
 console = Console(stderr=True)
 
 
-def tiny_folder() -> Path:
-    """The tiny agent after a short warm start, kept in the cache."""
+def warmed_folder(model: str) -> Path:
+    """The model after a short warm start (all weights of the tiny one, an adapter merged into SmolLM2), kept in the cache."""
     environment = ShellEnvironment(EnvironmentSection(name=TASK))
-    folder = cache_folder() / f"bench-tiny-{environment.digest[:12]}-{TINY_WARM_STEPS}"
-    if not folder.is_dir():
-        console.print(f"warm-starting the tiny model ({TINY_WARM_STEPS} steps, once)")
+    folder = cache_folder() / f"bench-{model}-{environment.digest[:12]}-{WARM_STEPS[model]}"
+    if folder.is_dir():
+        return folder
+    console.print(f"warm-starting {model} ({WARM_STEPS[model]} steps, once)")
+    work = folder.with_name(f".{folder.name}.{os.getpid()}")
+    if model == "tiny":
         torch.set_num_threads(1)
         loaded = load(TINY_SHELL, seed=0)
-        warm_start(loaded, environment.demonstrations(0), steps=TINY_WARM_STEPS, batch_size=64, learning_rate=2e-3, seed=0)
-        work = folder.with_name(f".{folder.name}.{os.getpid()}")
+        warm_start(loaded, environment.demonstrations(0), steps=WARM_STEPS[model], batch_size=64, learning_rate=2e-3, seed=0)
         save_folder(loaded, work)
-        work.rename(folder)
+    else:
+        loaded = load(SMOLLM2)
+        policy = LoraPolicy(loaded, LoraSection(top_layers=SMOLLM2_TOP_LAYERS), seed=0)
+        demonstrations = environment.demonstrations(0)
+        warm_start(loaded, demonstrations, steps=WARM_STEPS[model], batch_size=16, learning_rate=1e-3, seed=0, policy=policy)
+        policy.save_adapter(work / "adapter")
+        merged = PeftModel.from_pretrained(load(SMOLLM2).model, work / "adapter").merge_and_unload()
+        shutil.rmtree(work / "adapter")
+        merged.save_pretrained(work)
+        loaded.tokenizer.save_pretrained(work)
+    work.rename(folder)
     return folder
 
 
 def workload(model: str, reward: str, steps: int, warm_up: int, top_layers: int | None) -> Workload:
-    common: dict[str, Any] = {"reward": SPREAD if reward == "spread" else TASK, "warm_up": warm_up, "measured": steps, "max_turns": 3}
+    """The tiny model as in examples/shell-tiny.yaml, SmolLM2 as in examples/shell-smollm2.yaml."""
+    common: dict[str, Any] = {
+        "folder": str(warmed_folder(model)),
+        "reward": SPREAD if reward == "spread" else TASK,
+        "warm_up": warm_up,
+        "measured": steps,
+        "max_turns": 3,
+        "train_tasks": 1200,
+        "top_layers": top_layers,
+    }
     if model == "tiny":
         return Workload(
-            folder=str(tiny_folder()),
             batch_size=24,
             num_generations=16,
             max_completion_length=10,
             micro_batch_size=64,
-            peer_micro_batch_size=128,
+            peer_micro_batch_size=384,
             learning_rate=2e-3,
             entropy_bonus=0.01,
-            top_layers=top_layers,
-            train_tasks=1200,
             **common,
         )
     return Workload(
-        folder=str(smollm2_folder()),
-        batch_size=4,
-        num_generations=8,
-        max_completion_length=64,
-        micro_batch_size=8,
-        peer_micro_batch_size=2,
-        learning_rate=4e-5,
+        batch_size=6,
+        num_generations=12,
+        max_completion_length=24,
+        micro_batch_size=16,
+        peer_micro_batch_size=8,
+        learning_rate=1e-3,
         entropy_bonus=0.0,
-        top_layers=top_layers,
-        train_tasks=256,
+        context_length=192,
+        max_observation=60,
         **common,
     )
 
@@ -155,24 +175,48 @@ def shown(model: str, reward: str, sides: dict[str, dict[str, Any]], ratio: dict
     return table
 
 
+def joined(rounds: list[Measured]) -> Measured:
+    """The measured steps of several processes of one side."""
+    return Measured(
+        side=rounds[0].side,
+        seconds=tuple(value for part in rounds for value in part.seconds),
+        sampled_tokens=tuple(value for part in rounds for value in part.sampled_tokens),
+        trained_share=tuple(value for part in rounds for value in part.trained_share),
+        turns=tuple(value for part in rounds for value in part.turns),
+        commands=tuple(value for part in rounds for value in part.commands),
+        peak_rss_bytes=max(part.peak_rss_bytes for part in rounds),
+        parts={key: statistics.median(part.parts[key] for part in rounds) for key in rounds[0].parts},
+    )
+
+
 def main(
     model: Annotated[str, typer.Option(help="tiny or smollm2.")] = "tiny",
-    steps: Annotated[int, typer.Option(help="Measured steps of Sandmill.")] = 10,
-    peer_steps: Annotated[int | None, typer.Option(help="Measured steps of TRL; default: as many.")] = None,
-    warm_up: Annotated[int, typer.Option(help="Steps before the first measured one (at least 1).", min=1)] = 1,
+    steps: Annotated[int, typer.Option(help="Measured steps of each side and round.")] = 6,
+    rounds: Annotated[int, typer.Option(help="How often the sides take turns, so that a busy spell of the machine hits both.")] = 2,
+    warm_up: Annotated[int, typer.Option(help="Steps before the first measured one of a round (at least 1).", min=1)] = 1,
     reward: Annotated[str, typer.Option(help="spread or task; see the file's head.")] = "spread",
-    top_layers: Annotated[int | None, typer.Option(help="Adapter on this many top layers only, on both sides; default: all.")] = None,
-    threads: Annotated[int | None, typer.Option(help="Torch threads on both sides; default: each side's own choice.")] = None,
+    top_layers: Annotated[
+        int | None, typer.Option(help="Adapter on this many top layers, on both sides. Default: all, 10 for smollm2.")
+    ] = None,
+    all_layers: Annotated[bool, typer.Option(help="Adapter on every layer of smollm2 too.")] = False,
+    threads: Annotated[
+        int | None, typer.Option(help="Torch threads on both sides. Default: 1 for tiny (fastest for both), all cores else.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Runs both sides and prints medians and their ratio."""
     if model not in ("tiny", "smollm2") or reward not in ("spread", "task"):
         raise SystemExit("--model is tiny or smollm2, --reward is spread or task")
-    orders = msgspec.structs.replace(workload(model, reward, steps, warm_up, top_layers), threads=threads)
-    peer = msgspec.structs.replace(orders, measured=peer_steps or steps)
-    trl = peer_python()
-    results = [run_side(Path(sys.executable), "training_sandmill.py", orders), run_side(trl, "training_trl.py", peer)]
-    sides = {result.side: figures(result) for result in results}
+    top = top_layers if top_layers is not None or model == "tiny" or all_layers else SMOLLM2_TOP_LAYERS
+    threads = threads or (1 if model == "tiny" else os.cpu_count())
+    orders = msgspec.structs.replace(workload(model, reward, steps, warm_up, top), threads=threads)
+    peer = peer_python()
+    own: list[Measured] = []
+    theirs: list[Measured] = []
+    for _ in range(rounds):
+        own.append(run_side(Path(sys.executable), "training_sandmill.py", orders))
+        theirs.append(run_side(peer, "training_trl.py", orders))
+    sides = {result.side: figures(result) for result in (joined(own), joined(theirs))}
     ratio = {key: sides["sandmill"][key] / sides["trl"][key] for key in ("steps_per_minute", "sampled_tokens_per_second")}
     if as_json:
         print(

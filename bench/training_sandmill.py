@@ -30,7 +30,7 @@ def manifest(workload: Workload) -> Manifest:
     rows = workload.batch_size * workload.num_generations
     return Manifest(
         spec=Spec(
-            model=ModelSection(uri=workload.folder),
+            model=ModelSection(uri=workload.folder, dialogue=workload.dialogue),
             environment=workload.section,
             parameters=Parameters(
                 steps=workload.steps,
@@ -45,8 +45,10 @@ def manifest(workload: Workload) -> Manifest:
                 lora=LoraSection(r=workload.lora_r, alpha=workload.lora_alpha, top_layers=workload.top_layers),
             ),
             evaluation=EvaluationSection(baseline=False, final=False),
-            sandbox=SandboxSection(memory="256Mi", disk="16Mi"),
-            resources=ResourcesSection(max_in_flight=rows, max_sandboxes=min(rows, 128), threads=workload.threads),
+            sandbox=SandboxSection(memory="256Mi", disk="16Mi", max_observation=workload.max_observation),
+            resources=ResourcesSection(
+                max_in_flight=rows, max_sandboxes=min(rows, 128), threads=workload.threads, context_length=workload.context_length
+            ),
             checkpoint=CheckpointSection(every=10_000),
         )
     )

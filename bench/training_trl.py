@@ -34,7 +34,6 @@ from sandmill.models.loading import load
 from sandmill.models.model import StopReason
 
 COMMAND_TIMEOUT_S = 10.0
-MAX_OBSERVATION = 2000
 
 
 @dataclass
@@ -60,7 +59,7 @@ class Rollouts:
         self.workload = workload
         self.environment = registry.get(workload.reward, workload.section)
         self.tasks = {task.id: task for task in self.environment.splits["train"]}
-        self.dialogue = dialogue_for(loaded)
+        self.dialogue = dialogue_for(loaded, workload.dialogue)
         self.pool = ThreadPoolExecutor(os.cpu_count())
         self.tokens: list[int] = []
         self.turns: list[int] = []
@@ -127,7 +126,7 @@ class Rollouts:
         except subprocess.TimeoutExpired:
             conversation.commands.append(Command(script=script, exit_code=None, output=""))
             return Observation(text="", ok=False)
-        output = done.stdout.decode("utf-8", "replace")[:MAX_OBSERVATION]
+        output = done.stdout.decode("utf-8", "replace")[: self.workload.max_observation]
         conversation.commands.append(Command(script=script, exit_code=done.returncode, output=output))
         return Observation(text=output, ok=done.returncode == 0)
 

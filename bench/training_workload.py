@@ -37,6 +37,10 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     warm_up: int
     measured: int
     train_tasks: int
+    dialogue: str = "line"
+    context_length: int | None = None
+    max_observation: int = 2000
+    """Characters of a command's output that the model sees."""
     seed: int = 0
     threads: int | None = None
     lora_r: int = 16
