@@ -33,7 +33,7 @@ class Trial:
 
     name: str
     seed: int
-    reward: str = "true"
+    reward: str = "task"
     base: Path | None = None
 
 

@@ -108,7 +108,7 @@ def test_steps_raise_the_probability_of_rewarded_replies_and_the_flipped_control
             learner.step([group_of("g", [(1.0, replies[0]), (0.0, replies[1])])])
         return good() - before
 
-    assert change(RewardControl.TRUE) > 0.1
+    assert change(RewardControl.TASK) > 0.1
     assert change(RewardControl.FLIPPED) < -0.1
 
 

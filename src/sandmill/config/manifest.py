@@ -108,7 +108,8 @@ class ImportanceLevel(enum.StrEnum):
 class RewardControl(enum.StrEnum):
     """Controls that show whether a gain came from the reward."""
 
-    TRUE = "true"
+    TASK = "task"
+    """What the grader said."""
     RANDOM = "random"
     """Rewards are shuffled by coin: learning must stay flat."""
     FLIPPED = "flipped"
@@ -137,7 +138,7 @@ class Parameters(Section, frozen=True):
     method: Method = Method.LORA
     lora: LoraSection = LoraSection()
     sampling: SamplingSection = SamplingSection()
-    reward: RewardControl = RewardControl.TRUE
+    reward: RewardControl = RewardControl.TASK
     seed: int = 0
 
 

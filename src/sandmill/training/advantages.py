@@ -64,7 +64,7 @@ def controlled_rewards(rewards: Sequence[float | None], control: RewardControl, 
     true: as graded. flipped: the sign changed. random: the graded rewards of the group dealt out anew, by a generator seeded with
     `seed` and the group's id. A failure stays a failure.
     """
-    if control is RewardControl.TRUE:
+    if control is RewardControl.TASK:
         return tuple(rewards)
     graded = [reward for reward in rewards if reward is not None]
     if control is RewardControl.FLIPPED:
