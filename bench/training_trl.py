@@ -207,7 +207,7 @@ def measure(workload: Workload) -> Measured:
             peft_config=LoraConfig(
                 r=workload.lora_r,
                 lora_alpha=workload.lora_alpha,
-                target_modules="all-linear",
+                target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
                 layers_to_transform=top,
                 task_type="CAUSAL_LM",
             ),
