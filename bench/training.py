@@ -93,7 +93,7 @@ def workload(model: str, reward: str, steps: int, warm_up: int, top_layers: int 
         num_generations=12,
         max_completion_length=24,
         micro_batch_size=16,
-        peer_micro_batch_size=8,
+        peer_micro_batch_size=2,
         learning_rate=1e-3,
         entropy_bonus=0.0,
         context_length=192,

@@ -6,6 +6,7 @@ SIGTERM counts as a request too, so that a scheduler's stop saves the run; a lat
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
 
@@ -49,4 +50,8 @@ class Interrupts:
             # The clean-up that follows must not be cut short by an impatient third press of the default handler's kind.
             raise KeyboardInterrupt
         self._signal = number
-        self._on_request()
+        try:
+            self._on_request()
+        except RuntimeError:
+            # The signal came in the middle of a write of this very thread, which may not be entered again: another thread waits its turn.
+            threading.Thread(target=self._on_request, daemon=True).start()
