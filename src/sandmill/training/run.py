@@ -31,6 +31,9 @@ from sandmill.training.checkpoint import CheckpointState, checkpoints, export_ad
 from sandmill.training.learner import Learner
 from sandmill.training.recorder import Recorder
 
+_CAP_MARGIN = 2
+"""A step may cost this many times the costliest one before it without exceeding the cap: other work on the machine makes steps longer."""
+
 
 @dataclass(kw_only=True)
 class Run:
@@ -62,7 +65,7 @@ class Run:
         self._spent_before = spent
         self.cap.spent_microusd = spent
         remaining = self.cap.remaining_microusd
-        if remaining is not None and remaining < self.costliest_step_microusd:
+        if remaining is not None and remaining < _CAP_MARGIN * self.costliest_step_microusd:
             self.recorder.warn(self.cap.reason(), step=self.step)
             return True
         return False
