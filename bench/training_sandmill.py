@@ -47,7 +47,7 @@ def manifest(workload: Workload) -> Manifest:
             evaluation=EvaluationSection(baseline=False, final=False),
             sandbox=SandboxSection(memory="256Mi", disk="16Mi", max_observation=workload.max_observation),
             resources=ResourcesSection(
-                max_in_flight=rows, max_sandboxes=min(rows, 128), threads=workload.threads, context_length=workload.context_length
+                max_in_flight=rows, max_sandboxes=rows, threads=workload.threads, context_length=workload.context_length
             ),
             checkpoint=CheckpointSection(every=10_000),
         )
