@@ -12,6 +12,8 @@ from types import FrameType, TracebackType
 
 INTERRUPT_CODE = 130
 TERMINATE_CODE = 143
+_TELL_S = 2.0
+"""How long the end waits for a person to be told; a terminal that takes no output must not hold it up."""
 
 
 class WarmStartStopped(KeyboardInterrupt):
@@ -25,6 +27,7 @@ class Interrupts:
         self._on_request = on_request
         self._signal: int | None = None
         self._previous: dict[int, signal._HANDLER] = {}
+        self._told: threading.Thread | None = None
 
     @property
     def requested(self) -> bool:
@@ -44,6 +47,8 @@ class Interrupts:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
+        if self._told is not None:
+            self._told.join(_TELL_S)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._signal is not None:
@@ -54,4 +59,5 @@ class Interrupts:
             self._on_request()
         except RuntimeError:
             # The signal came in the middle of a write of this very thread, which may not be entered again: another thread waits its turn.
-            threading.Thread(target=self._on_request, daemon=True).start()
+            self._told = threading.Thread(target=self._on_request, daemon=True)
+            self._told.start()
