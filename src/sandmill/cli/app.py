@@ -102,21 +102,25 @@ def doctor(as_json: Json = False) -> None:
     raise typer.Exit(carried(lambda: command.run(as_json=as_json)))
 
 
-keys = typer.Typer(
-    help="Keys of a server on this machine.", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
-)
+keys = typer.Typer(help="Keys of a server on this machine.", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 app.add_typer(keys, name="key")
 State = Annotated[Path | None, typer.Option("--state", metavar="DIR", help="The server's state folder.")]
 
 
 @app.command()
 def serve(
-    host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Where to listen. Elsewhere than loopback, only with a key.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option("--host", metavar="ADDRESS", help="Where to listen. Elsewhere than loopback, only with a key.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, metavar="N", help="The port; 0 takes a free one.")] = 8420,
     state: State = None,
-    database: Annotated[str | None, typer.Option("--database", metavar="URL", help="PostgreSQL instead of SQLite in the state folder.")] = None,
+    database: Annotated[
+        str | None, typer.Option("--database", metavar="URL", help="PostgreSQL instead of SQLite in the state folder.")
+    ] = None,
     prices: Annotated[Path | None, typer.Option("--prices", metavar="FILE.yaml", help="A price book.")] = None,
-    max_running: Annotated[int, typer.Option("--max-running", min=1, metavar="N", help="Sandboxes of a project that may be up at once.")] = 4096,
+    max_running: Annotated[
+        int, typer.Option("--max-running", min=1, metavar="N", help="Sandboxes of a project that may be up at once.")
+    ] = 4096,
     as_json: Json = False,
 ) -> None:
     """Serves sandboxes over HTTP, until it is stopped."""

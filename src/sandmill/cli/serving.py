@@ -84,4 +84,6 @@ def _need_packages() -> None:
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
-        raise ConfigError(f"the server's packages are not installed ({error.name} is missing); run: pip install 'sandmill[server]'") from error
+        raise ConfigError(
+            f"the server's packages are not installed ({error.name} is missing); run: pip install 'sandmill[server]'"
+        ) from error

@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Any, Final
 
 from sandmill.server import layer
-from sandmill.server.patching import differences
 from sandmill.server.boxes import expiry, first_status
 from sandmill.server.costs import microusd
 from sandmill.server.kinds import API_VERSION, Kind
+from sandmill.server.patching import differences
 from sandmill.server.records import Value, fresh
 from sandmill.server.refusals import Cause, Refusal, invalid
 from sandmill.server.schema import Causes, nearest, shown

@@ -42,7 +42,9 @@ class Answers:
                 async with asyncio.timeout(_PATIENCE_S):
                     await other.over.wait()
             except TimeoutError:
-                raise Refusal("RequestInProgress", "the first request with this Idempotency-Key is still on its way", retry_after_s=1) from None
+                raise Refusal(
+                    "RequestInProgress", "the first request with this Idempotency-Key is still on its way", retry_after_s=1
+                ) from None
         before = self._known.get((owner, key))
         if before is not None and before.digest != digest:
             raise Refusal("IdempotencyKeyReused", "this Idempotency-Key was used for another request; use a new one")

@@ -17,7 +17,7 @@ from typing import Any, Final
 from sandmill.config.quantities import parse_duration
 from sandmill.errors import SandboxError, SandmillError
 from sandmill.server import layer
-from sandmill.server.costs import Meter, cost_status, microusd, rate_of, usd
+from sandmill.server.costs import SANDBOX, Meter, cost_status, microusd, rate_of, usd
 from sandmill.server.events import Events
 from sandmill.server.live import CAP, GONE, IDLE, LIFETIME, Live
 from sandmill.server.records import Records, Value, fine_stamp, fresh, now, seconds_of, stamp
@@ -325,22 +325,23 @@ class Boxes:
     def _bill(self, value: Value, meter: Meter, began_s: float, seconds: float) -> Value:
         total = meter.total(seconds)
         meta = value["metadata"]
-        spec: dict[str, Any] = {
+        record = fresh("UsageRecord", self._records.free_name("UsageRecord", "", f"{meta['name']}-"), None)
+        record |= {
             "object": {"kind": "Sandbox", "name": meta["name"], "uid": meta["uid"]},
             "project": meta["namespace"],
+            "labels": meta.get("labels", {}),
             "meter": "ComputeSeconds",
             "segment": "Running",
+            "offering": SANDBOX,
             "quantity": f"{seconds:.3f}",
-            "unit": "seconds",
+            "unit": "s",
             "startTime": fine_stamp(began_s),
             "endTime": fine_stamp(began_s + seconds),
-            "labels": meta.get("labels", {}),
         }
         if total is not None:
-            spec["costUSD"] = usd(total - meter.before_microusd)
+            record["amountUSD"] = usd(total - meter.before_microusd)
         if meter.rate_microusd_per_hour is not None:
-            spec["rateUSDPerHour"] = usd(meter.rate_microusd_per_hour)
-        record = fresh("UsageRecord", self._records.free_name("UsageRecord", "", f"{meta['name'][:200]}-"), None, spec)
+            record["rateUSDPerHour"] = usd(meter.rate_microusd_per_hour)
         self._records.put("UsageRecord", "", record)
         return {**value, "status": {**value["status"], "cost": cost_status(meter, seconds, running=False)}}
 

@@ -193,7 +193,13 @@ class Commands:
         for value in self._records.each("Process"):
             if value["status"]["phase"] not in ENDED:
                 message = "the server ended while this ran; its output up to then is kept"
-                status = {**value["status"], "phase": "Failed", "reason": LOST, "message": message, "completionTime": fine_stamp(time.time())}
+                status = {
+                    **value["status"],
+                    "phase": "Failed",
+                    "reason": LOST,
+                    "message": message,
+                    "completionTime": fine_stamp(time.time()),
+                }
                 self._records.put("Process", value["metadata"]["namespace"], {**value, "status": status})
 
     async def settled(self) -> None:
@@ -302,7 +308,13 @@ def _ending(running: Running, process: Process, gone: SandboxGone | None) -> dic
             "maxRSSBytes": process.usage.max_rss_bytes,
         }
     if process.timed_out:
-        return {**out, "phase": "Failed", "reason": "DeadlineExceeded", "exitCode": _TIMED_OUT, "message": "it passed its timeout and was killed"}
+        return {
+            **out,
+            "phase": "Failed",
+            "reason": "DeadlineExceeded",
+            "exitCode": _TIMED_OUT,
+            "message": "it passed its timeout and was killed",
+        }
     if running.cancelled:
         return {**out, "phase": "Cancelled", "reason": "Cancelled"}
     if process.truncated and code < 0:

@@ -29,15 +29,13 @@ class Events:
         name = f"{meta['name'][:200]}-{self._number:x}"
         value = fresh("Event", name, None)
         value |= {
-            "regarding": reference,
             "involvedObject": reference,
             "project": meta.get("namespace", ""),
             "reason": reason,
             "message": message,
-            "note": message,
             "type": "Warning" if warning else "Normal",
-            "firstTimestamp": now(),
-            "lastTimestamp": now(),
+            "firstTime": now(),
+            "lastTime": now(),
             "count": 1,
         }
         self._names.append(name)

@@ -14,6 +14,8 @@ IDLE: Final = "IdleTimeout"
 LIFETIME: Final = "MaxLifetime"
 CAP: Final = "MaxCostReached"
 GONE: Final = "SandboxLost"
+_SHOWN_S: Final = 5.0
+"""The cost of a running sandbox is shown in steps, so that two looks at an unchanged object are equal."""
 
 
 class Live:
@@ -26,7 +28,7 @@ class Live:
         self.sandbox = sandbox
         self.meter = meter
         self.began = self.used = time.monotonic()
-        self.began_s = time.time()
+        self.began_s = self.used_s = time.time()
         self.busy = 0
         self.stopping: str | None = None
         """Why it is being stopped, once it is."""
@@ -41,7 +43,7 @@ class Live:
 
     def touch(self) -> None:
         """It was used just now."""
-        self.used = time.monotonic()
+        self.used, self.used_s = time.monotonic(), time.time()
 
     def enter(self) -> None:
         """A command runs."""
@@ -80,7 +82,7 @@ class Live:
         """What changes all the time: shown whenever the object is read, stored only at its turning points."""
         return {
             "activity": "Busy" if self.busy else "Idle",
-            "lastActivityTime": fine_stamp(time.time() - (time.monotonic() - self.used)),
+            "lastActivityTime": fine_stamp(self.used_s),
             "expirationTime": stamp(self.ends_s),
-            "cost": cost_status(self.meter, self.seconds, running=True),
+            "cost": cost_status(self.meter, self.seconds // _SHOWN_S * _SHOWN_S, running=True),
         }

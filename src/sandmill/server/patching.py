@@ -29,7 +29,15 @@ def patched(value: Any, patch: Any, media_type: str) -> Any:
         return _applied(value, patch)
     except jsonpatch.JsonPatchTestFailed as error:
         raise Refusal("Invalid", f"a test of the JSON patch failed: {ascii(str(error))[1:200]}") from error
-    except (jsonpatch.JsonPatchException, jsonpointer.JsonPointerException, KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+    except (
+        jsonpatch.JsonPatchException,
+        jsonpointer.JsonPointerException,
+        KeyError,
+        IndexError,
+        TypeError,
+        ValueError,
+        AttributeError,
+    ) as error:
         raise Refusal("BadRequest", f"the JSON patch cannot be applied: {ascii(str(error))[1:200]}") from error
 
 

@@ -89,7 +89,11 @@ class Secrets:
         for place, variable in enumerate(spec.get("env", ())):
             if "valueFrom" in variable:
                 names.append((f"spec.env[{place}].valueFrom.secretKeyRef.name", variable["valueFrom"]["secretKeyRef"]["name"]))
-        missing = [Cause(at, "FieldValueNotFound", f"there is no secret {name!r}") for at, name in names if not self._records.get("Secret", project, name)]
+        missing = [
+            Cause(at, "FieldValueNotFound", f"there is no secret {name!r}")
+            for at, name in names
+            if not self._records.get("Secret", project, name)
+        ]
         if missing:
             raise invalid("sandboxes", "", missing)
 

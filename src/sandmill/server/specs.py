@@ -95,7 +95,9 @@ SANDBOX = Record(
                     about="Outbound connections.",
                     defaults={"policy": "Deny"},
                     fields={
-                        "policy": Choice(words=("Deny", "AllowList", "Open"), about="Nothing, a list, or all but private ranges.", default="Deny"),
+                        "policy": Choice(
+                            words=("Deny", "AllowList", "Open"), about="Nothing, a list, or all but private ranges.", default="Deny"
+                        ),
                         "allow": Many(
                             of=Text(
                                 about="A host name, or *.suffix.",
@@ -116,7 +118,11 @@ SANDBOX = Record(
             defaults={"idleTimeout": "5m", "onIdle": "Stop", "maxLifetime": "24h"},
             fields={
                 "idleTimeout": duration(
-                    "Without a running command, a file request or terminal input; 0s is never.", least="1m", most="24h", zero=True, default="5m"
+                    "Without a running command, a file request or terminal input; 0s is never.",
+                    least="1m",
+                    most="24h",
+                    zero=True,
+                    default="5m",
                 ),
                 "onIdle": Choice(words=("Stop", "Delete"), about="What happens then.", default="Stop"),
                 "maxLifetime": duration("Deleted this long after it was created.", least="1m", most="720h", default="24h"),
@@ -127,7 +133,9 @@ SANDBOX = Record(
             defaults={"mode": "Snapshotted"},
             fields={
                 "mode": Choice(
-                    words=("Snapshotted", "Ephemeral"), about="/workspace is kept across a stop, or every start is empty.", default="Snapshotted"
+                    words=("Snapshotted", "Ephemeral"),
+                    about="/workspace is kept across a stop, or every start is empty.",
+                    default="Snapshotted",
                 )
             },
         ),
@@ -219,7 +227,9 @@ METADATA = Record(
             most=64,
             keys=Text(pattern=_KEY, expect="a label's name such as team or example.org/team", longest=317),
             values=Text(
-                pattern=r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?", expect="at most 63 letters, digits, '-', '_' and '.'", longest=63
+                pattern=r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?",
+                expect="at most 63 letters, digits, '-', '_' and '.'",
+                longest=63,
             ),
         ),
         "annotations": Words(

@@ -237,7 +237,9 @@ def _engine(folder: Path, url: str | None) -> sql.Engine:
         return engine
     scheme = url.split(":", 1)[0]
     if scheme not in ("postgresql", "postgres", "postgresql+psycopg"):
-        raise ConfigError("a database is given as postgresql://USER@HOST/NAME; without one, SQLite is used in the state folder", field="--database")
+        raise ConfigError(
+            "a database is given as postgresql://USER@HOST/NAME; without one, SQLite is used in the state folder", field="--database"
+        )
     address = "postgresql+psycopg" + url.removeprefix(scheme)
     try:
         return sql.create_engine(address, pool_pre_ping=True, connect_args={"connect_timeout": 10})

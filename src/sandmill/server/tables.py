@@ -131,7 +131,8 @@ def prepare(connection: sql.Connection) -> None:
     found = connection.execute(sql.select(notes.c.value).where(notes.c.key == "schema")).scalar()
     if found != str(SCHEMA_VERSION):
         raise StateIncompatible(
-            f"the server's database has version {str(found)[:20]}, this program reads {SCHEMA_VERSION}; use the program that wrote it, or another state folder"
+            f"the server's database has version {str(found)[:20]}, this program reads {SCHEMA_VERSION}; "
+            "use the program that wrote it, or another state folder"
         )
 
 

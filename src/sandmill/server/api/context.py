@@ -65,7 +65,7 @@ class Asked(NamedTuple):
         """Events and usage belong to projects, though their paths do not: a key sees those of its own."""
         if not self.who.projects:
             return True
-        owner = value["metadata"].get("namespace") or value.get("project") or value.get("spec", {}).get("project") or None
+        owner = value["metadata"].get("namespace") or value.get("project") or None
         return owner is None or owner in self.who.projects
 
     def query(self, known: tuple[str, ...]) -> Mapping[str, str]:

@@ -14,7 +14,7 @@ from sandmill.server.versions import VERSION_NUMBER
 
 _PREFIX: Final = "dev.nodus.v1."
 _NAME: Final = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "pattern": "^[a-z0-9][-a-z0-9]{0,62}$"}}
-_PROJECT: Final = {**_NAME, "name": "project"}
+_PROJECT: Final = {**_NAME, "name": "namespace"}
 _ROOT: Final = f"/apis/{GROUP}/{VERSION}"
 
 
@@ -85,7 +85,7 @@ def _status() -> dict[str, Any]:
 
 
 def _paths(kind: Kind) -> dict[str, Any]:
-    base = f"{_ROOT}/namespaces/{{project}}/{kind.plural}" if kind.namespaced else f"{_ROOT}/{kind.plural}"
+    base = f"{_ROOT}/namespaces/{{namespace}}/{kind.plural}" if kind.namespaced else f"{_ROOT}/{kind.plural}"
     marks = {"x-kubernetes-group-version-kind": {"group": GROUP, "version": VERSION, "kind": kind.kind}}
     reference = {"$ref": f"#/components/schemas/{_PREFIX}{kind.kind}"}
     many: dict[str, Any] = {}
@@ -114,11 +114,14 @@ def _paths(kind: Kind) -> dict[str, Any]:
 
 def _streams() -> dict[str, Any]:
     """The subresources."""
-    box, process = f"{_ROOT}/namespaces/{{project}}/sandboxes/{{name}}", f"{_ROOT}/namespaces/{{project}}/processes/{{name}}"
+    box, process = f"{_ROOT}/namespaces/{{namespace}}/sandboxes/{{name}}", f"{_ROOT}/namespaces/{{namespace}}/processes/{{name}}"
     both = {"parameters": [_PROJECT, _NAME]}
     command = {"$ref": f"#/components/schemas/{_PREFIX}Process"}
     path = {**_query("path", {"type": "string", "minLength": 1, "maxLength": 4096}), "required": True}
-    piece = {"type": "object", "properties": {"seq": {"type": "integer", "minimum": 0}, "data": {"type": "string"}, "eof": {"type": "boolean"}}}
+    piece = {
+        "type": "object",
+        "properties": {"seq": {"type": "integer", "minimum": 0}, "data": {"type": "string"}, "eof": {"type": "boolean"}},
+    }
     size = {"type": "object", "properties": {"rows": {"type": "integer"}, "cols": {"type": "integer"}}}
     asked = {"type": "object", "properties": {"signal": {"type": "string"}, "resize": size}}
     put = _operation("write", "File", {"200": {"type": "object"}}, [path, _query("expectedSHA256")])

@@ -9,6 +9,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from sandmill.server.api.context import Asked, answer
 from sandmill.server.kinds import GROUP, KINDS, VERSION, Kind
+from sandmill.server.versions import VERSION_NUMBER
 
 _AGGREGATED: Final = "application/json;g=apidiscovery.k8s.io;v={};as=APIGroupDiscoveryList"
 
@@ -82,12 +83,11 @@ async def whoami(asked: Asked) -> Response:
     """GET /auth/whoami."""
     return answer(
         {
-            "kind": "WhoAmI",
-            "apiVersion": f"auth.{GROUP}/v1",
-            "principal": asked.who.name,
-            "name": asked.who.name,
-            "type": "APIKey",
+            "kind": "APIKey",
+            "user": asked.who.name,
+            "email": asked.who.name,
             "org": "local",
+            "orgName": "local",
             "role": "admin",
             "project": asked.who.projects[0] if asked.who.projects else "default",
             "projects": list(asked.who.projects) or ["*"],
@@ -98,9 +98,7 @@ async def whoami(asked: Asked) -> Response:
 
 async def version(asked: Asked) -> Response:
     """GET /version."""
-    from sandmill.server.versions import VERSION_NUMBER
-
-    major, minor = (VERSION_NUMBER.split(".") + ["0"])[:2]
+    major, minor = [*VERSION_NUMBER.split("."), "0"][:2]
     return answer({"major": major, "minor": minor, "gitVersion": f"v{VERSION_NUMBER}", "platform": "linux"})
 
 

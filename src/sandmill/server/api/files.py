@@ -7,6 +7,7 @@ import errno
 import hashlib
 from typing import Final
 
+import msgspec
 from starlette.responses import Response
 
 from sandmill.errors import SandboxFileError
@@ -17,6 +18,8 @@ from sandmill.server.refusals import Refusal
 from sandmill.server.schema import shown
 
 _LONGEST_PATH: Final = 4096
+_READS_LINES: Final = "nodus/"
+"""The published command line reads a folder as one entry a line, the published SDK as one document; both ask for application/json."""
 _KINDS: Final = {"file": "File", "folder": "Directory", "link": "Symlink", "other": "Other"}
 
 
@@ -26,7 +29,8 @@ async def get(asked: Asked) -> Response:
     path = _path(query.get("path"))
     live = await _live(asked)
     if asked.request.headers.get("accept", "").split(",")[0].strip().startswith("application/json"):
-        return await _listing(live.sandbox, path)
+        lines = asked.request.headers.get("user-agent", "").startswith(_READS_LINES)
+        return await _listing(live.sandbox, path, lines=lines)
     data = await live.sandbox.read.aio(path, max_bytes=LARGEST_FILE)
     headers = {"X-Nodus-SHA256": hashlib.sha256(data).hexdigest()}
     return Response(data, 200, headers, "application/octet-stream")
@@ -61,26 +65,31 @@ async def _live(asked: Asked) -> Live:
     return live
 
 
-async def _listing(sandbox: Sandbox, path: str) -> Response:
+async def _listing(sandbox: Sandbox, path: str, *, lines: bool) -> Response:
+    """A folder's entries, or the one entry that a file is."""
     try:
         entries = await sandbox.list.aio(path)
     except SandboxFileError as error:
         if error.errno != errno.ENOTDIR:
             raise
+        if lines:  # that client takes any list for a folder's
+            raise Refusal("BadRequest", f"{ascii(path)[1:-1][:200]} is not a folder") from None
         folder, _, name = path.rstrip("/").rpartition("/")
         entries = [entry for entry in await sandbox.list.aio(folder or "/") if entry.name == name]
-        return answer({"path": path, "items": [_entry(entry, folder or "/") for entry in entries]})
-    return answer({"path": path, "items": [_entry(entry, path) for entry in entries]})
+    if lines:
+        return Response(b"".join(msgspec.json.encode(_entry(entry)) + b"\n" for entry in entries), media_type="application/x-ndjson")
+    return answer({"path": path, "items": [_entry(entry) for entry in entries]})
 
 
-def _entry(entry: FileEntry, folder: str) -> dict[str, object]:
+def _entry(entry: FileEntry) -> dict[str, object]:
     """A name that is no UTF-8 also comes as bytes, since JSON cannot carry it."""
     name = entry.name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    folder = entry.kind == "folder"
     item: dict[str, object] = {
         "name": name,
-        "path": f"{folder.rstrip('/')}/{name}",
         "type": _KINDS[entry.kind],
-        "isDir": entry.kind == "folder",
+        "dir": folder,
+        "mode": 0o755 if folder else 0o644,
         "size": entry.size_bytes,
     }
     if name != entry.name:

@@ -14,13 +14,14 @@ from sandmill.config.quantities import parse_duration
 from sandmill.server import layer
 from sandmill.server.admission import admit_sandbox, checked, new, replaced, same
 from sandmill.server.api.context import Asked, answer, decode
-from sandmill.server.patching import MERGE, OPERATIONS, patched
 from sandmill.server.api.selecting import selection
 from sandmill.server.api.tables import table, wants_table
+from sandmill.server.api.usage import summary, within
 from sandmill.server.api.watching import watch
 from sandmill.server.boxes import REQUESTED
 from sandmill.server.costs import book_version, microusd, usd
 from sandmill.server.kinds import API_VERSION, Kind
+from sandmill.server.patching import MERGE, OPERATIONS, patched
 from sandmill.server.records import Value
 from sandmill.server.refusals import Cause, Refusal, invalid, not_found
 from sandmill.server.schema import shown
@@ -32,8 +33,8 @@ _LIST_QUERY: Final = (
     *("labelSelector", "fieldSelector", "limit", "continue", "resourceVersion", "resourceVersionMatch", "watch"),
     *("timeoutSeconds", "allowWatchBookmarks", "sendInitialEvents", "includeObject", "pretty"),
 )
+_USAGE_QUERY: Final = ("groupBy", "since", "until", "object")
 _DELETE_FIELDS: Final = ("apiVersion", "kind", "gracePeriodSeconds", "preconditions", "orphanDependents", "propagationPolicy", "dryRun")
-_PAGE: Final = 500
 
 
 def projects_of(asked: Asked, kind: Kind) -> str | None:
@@ -68,7 +69,7 @@ async def read(asked: Asked, kind: Kind) -> Response:
 
 async def listing(asked: Asked, kind: Kind) -> Response:
     """GET of a collection: a list, a table, or a watch."""
-    query = asked.query(_LIST_QUERY)
+    query = asked.query((*_LIST_QUERY, *_USAGE_QUERY) if kind.kind == "UsageRecord" else _LIST_QUERY)
     chosen = selection(query.get("labelSelector"), query.get("fieldSelector"))
     project = projects_of(asked, kind)
     if query.get("watch", "false").lower() in ("true", "1"):
@@ -80,6 +81,10 @@ async def listing(asked: Asked, kind: Kind) -> Response:
         for value in asked.on.records.list(kind.kind, project)
         if asked.may_see(value) and chosen.holds(shown_value(asked, kind, value))
     ]
+    if kind.kind == "UsageRecord":
+        values = within(values, query)
+        if query.get("groupBy"):
+            return answer(summary(values, query["groupBy"], version))
     values = _after(values, query.get("continue"))
     meta: dict[str, Any] = {"resourceVersion": str(version)}
     if limit is not None and len(values) > limit:
@@ -301,7 +306,7 @@ async def _delete_options(asked: Asked, kind: Kind, value: Value | None) -> bool
     dry = options.get("dryRun")
     if dry not in (None, [], ["All"]):
         raise Refusal("BadRequest", f'dryRun is ["All"] or nothing, found {shown(dry)}')
-    return dry == ["All"] or _dry(query)
+    return bool(dry) or _dry(query)
 
 
 async def _remove(asked: Asked, kind: Kind, value: Value) -> None:

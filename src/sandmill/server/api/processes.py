@@ -153,14 +153,18 @@ async def sandbox_log(asked: Asked) -> Response:
 
 async def _text(asked: Asked, value: Value | None) -> Response:
     """Output as it was written, both streams together."""
-    query = asked.query(("follow", "process", "tailLines", "tail", "sinceSeconds", "since", "timestamps", "attempt", "rank", "index", "limitBytes"))
+    query = asked.query(
+        ("follow", "process", "tailLines", "tail", "sinceSeconds", "since", "timestamps", "attempt", "rank", "index", "limitBytes")
+    )
     if value is None:
         return Response(b"", media_type="text/plain; charset=utf-8")
     log = await asked.on.outputs.of(value["metadata"]["uid"])
     tail = query.get("tailLines") or query.get("tail")
     if tail is not None and not re.fullmatch(r"-?[0-9]{1,9}", tail):
         raise Refusal("BadRequest", f"tailLines is a whole number, found {shown(tail)}")
-    return StreamingResponse(_pieces(log, query.get("follow", "false").lower() in ("true", "1"), tail), media_type="text/plain; charset=utf-8")
+    return StreamingResponse(
+        _pieces(log, query.get("follow", "false").lower() in ("true", "1"), tail), media_type="text/plain; charset=utf-8"
+    )
 
 
 async def _pieces(log: Log, follow: bool, tail: str | None) -> AsyncIterator[bytes]:

@@ -56,7 +56,12 @@ def _plain() -> list[tuple[str, Handler]]:
 
 
 def _of_kind(on: Context, kind: Kind) -> list[Route]:
-    whole = {"get": ("GET", objects.read), "update": ("PUT", objects.replace), "patch": ("PATCH", objects.patch), "delete": ("DELETE", objects.delete)}
+    whole = {
+        "get": ("GET", objects.read),
+        "update": ("PUT", objects.replace),
+        "patch": ("PATCH", objects.patch),
+        "delete": ("DELETE", objects.delete),
+    }
     many = {"list": ("GET", objects.listing), "create": ("POST", objects.create), "deletecollection": ("DELETE", objects.delete_many)}
     base = f"{_PROJECT if kind.namespaced else _ROOT}/{kind.plural}"
     on_many = {method: objects.on(kind, handler) for verb, (method, handler) in many.items() if verb in kind.verbs}

@@ -53,7 +53,9 @@ async def _lines(
     def line(event: str, value: Value) -> bytes:
         shown_value = asked.on.boxes.shown(value) if kind.kind == "Sandbox" and event != "DELETED" else value
         meta = {"resourceVersion": value["metadata"]["resourceVersion"]}
-        return msgspec.json.encode({"type": event, "object": table(kind, [shown_value], meta, include) if as_table else shown_value}) + b"\n"
+        return (
+            msgspec.json.encode({"type": event, "object": table(kind, [shown_value], meta, include) if as_table else shown_value}) + b"\n"
+        )
 
     ends = time.monotonic() + limit_s
     try:
