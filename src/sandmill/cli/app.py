@@ -118,6 +118,8 @@ def serve(
         str | None, typer.Option("--database", metavar="URL", help="PostgreSQL instead of SQLite in the state folder.")
     ] = None,
     prices: Annotated[Path | None, typer.Option("--prices", metavar="FILE.yaml", help="A price book.")] = None,
+    certificate: Annotated[Path | None, typer.Option("--tls-cert", metavar="FILE.pem", help="Serves https with this certificate.")] = None,
+    certificate_key: Annotated[Path | None, typer.Option("--tls-key", metavar="FILE.pem", help="The certificate's key.")] = None,
     max_running: Annotated[
         int, typer.Option("--max-running", min=1, metavar="N", help="Sandboxes of a project that may be up at once.")
     ] = 4096,
@@ -126,8 +128,8 @@ def serve(
     """Serves sandboxes over HTTP, until it is stopped."""
     from sandmill.cli import serving
 
-    options = {"host": host, "port": port, "folder": state, "database": database, "prices": prices, "max_running": max_running}
-    raise typer.Exit(carried(lambda: serving.serve(**options, as_json=as_json)))  # type: ignore[arg-type]
+    asked = serving.Asked(host, port, state, database, prices, certificate, certificate_key, max_running)
+    raise typer.Exit(carried(lambda: serving.serve(asked, as_json=as_json)))
 
 
 @keys.command(name="new")
@@ -141,6 +143,22 @@ def new_key(
     from sandmill.cli import serving
 
     raise typer.Exit(carried(lambda: serving.new_key(name, tuple(project or ()), state, as_json=as_json)))
+
+
+@keys.command(name="ls")
+def list_keys(state: State = None, as_json: Json = False) -> None:
+    """Lists the keys' names and projects, never the keys."""
+    from sandmill.cli import serving
+
+    raise typer.Exit(carried(lambda: serving.list_keys(state, as_json=as_json)))
+
+
+@keys.command(name="rm")
+def remove_key(name: Annotated[str, typer.Argument(metavar="NAME", help="Whose key ends.")], state: State = None) -> None:
+    """Ends a key, at once."""
+    from sandmill.cli import serving
+
+    raise typer.Exit(carried(lambda: serving.remove_key(name, state)))
 
 
 def run(arguments: list[str] | None = None) -> int:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
@@ -51,6 +52,8 @@ class Boxes:
         self._live: dict[str, Live] = {}
         self._turns: dict[str, asyncio.Lock] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._coming: Counter[str] = Counter()
+        """Starts under way, by project."""
         self.on_start: Callable[[Live, Value], Awaitable[None]] | None = None
         """Called when a sandbox has come up: starts its main command."""
         self.on_delete: Callable[[Value], None] | None = None
@@ -103,8 +106,17 @@ class Boxes:
             live = self._live.get(value["metadata"]["uid"])
             if live is not None:
                 return live
-            self._admit(value)
-            return await self._start(value)
+            try:
+                self._admit(value)
+            except Refusal as refusal:
+                if value["status"].get("phase") == "Pending":
+                    self._put_now(value, phase="Stopped", stopReason=refusal.reason, message=refusal.message)
+                raise
+            self._coming[project] += 1
+            try:
+                return await self._start(value)
+            finally:
+                self._coming[project] -= 1
 
     async def stop(self, project: str, name: str, reason: str, *, only: Live | None = None) -> None:
         """Brings it down, keeping what its continuity says. Idempotent. With `only`, nothing happens unless that is the run still."""
@@ -127,8 +139,9 @@ class Boxes:
         if value is None:
             return
         if "deletionTimestamp" not in value["metadata"]:
-            value = {**value, "metadata": {**value["metadata"], "deletionTimestamp": now()}}
-            await self._put(value, phase="Terminating", reason=reason)
+            marked = {**value["metadata"], "deletionTimestamp": now()}
+            status = {**value["status"], "phase": "Terminating", "reason": reason}
+            value = await self._records.save("Sandbox", project, {**value, "metadata": marked, "status": status})
         async with self._turn(value):
             value = self._records.get("Sandbox", project, name)
             if value is None:
@@ -137,7 +150,7 @@ class Boxes:
             if (live := self._live.get(uid)) is not None:
                 live.stopping = reason
                 await live.sandbox.terminate.aio()
-                value = self._charge(value, live)
+                self._bill(value, live.meter, live.began_s, live.seconds)
                 del self._live[uid]
             if self.on_delete is not None:
                 self.on_delete(value)
@@ -224,10 +237,14 @@ class Boxes:
         if limit is not None and spent >= microusd(limit):
             message = f"sandbox {meta['name']!r} has spent its maxCostUSD of {limit}"
             raise Refusal("BudgetExceeded", message, fix="raise spec.maxCostUSD", kind="sandboxes", name=meta["name"])
-        up = sum(1 for live in self._live.values() if live.project == meta["namespace"])
+        self.check_quota(meta["namespace"], meta["name"])
+
+    def check_quota(self, project: str, name: str) -> None:
+        """Raises Refusal (QuotaExceeded) when the project may have no more sandboxes up."""
+        up = self._coming[project] + sum(1 for live in self._live.values() if live.project == project)
         if up >= self._settings.max_running:
-            message = f"project {meta['namespace']!r} has {up} sandboxes running, which is its quota"
-            raise Refusal("QuotaExceeded", message, retry_after_s=5, fix="stop or delete some", kind="sandboxes", name=meta["name"])
+            message = f"project {project!r} has {up} sandboxes running, which is its quota"
+            raise Refusal("QuotaExceeded", message, retry_after_s=5, fix="stop or delete some", kind="sandboxes", name=name)
 
     async def _start(self, value: Value) -> Live:
         meta, spec = value["metadata"], value["spec"]
@@ -252,7 +269,6 @@ class Boxes:
         )
         live = self._live[meta["uid"]] = Live(value, sandbox, meter)
         epoch = value["status"].get("attempt", {}).get("epoch", 0) + 1
-        value = self._records.get("Sandbox", meta["namespace"], meta["name"]) or value
         self._put_now(
             value,
             gone=("stopReason", "reason", "message", "activity"),
@@ -297,10 +313,10 @@ class Boxes:
             saved = await self._save(live)
         why = live.sandbox.gone_reason
         await live.sandbox.terminate.aio()
-        value = self._charge(self._records.get("Sandbox", live.project, live.name) or value, live)
+        cost = self._bill(value, live.meter, live.began_s, live.seconds)
         del self._live[uid]
         message = _SENTENCES.get(reason) or f"it ended by itself: {why}"
-        status: dict[str, Any] = {"phase": "Stopped", "stopReason": reason, "message": message, "activity": "Idle"}
+        status: dict[str, Any] = {"phase": "Stopped", "stopReason": reason, "message": message, "activity": "Idle", "cost": cost}
         status["conditions"] = [condition("Ready", "False", reason, message), *([] if saved is None else [saved])]
         if saved is not None and saved["status"] == "True":
             status["snapshot"] = {"reason": "Stop", "time": now()}
@@ -317,12 +333,8 @@ class Boxes:
             return condition("StateSaved", "False", "SaveFailed", f"the workspace could not be saved: {error}")
         return condition("StateSaved", "True", "Stop", f"the workspace was saved, {size} bytes")
 
-    def _charge(self, value: Value, live: Live) -> Value:
-        """The run's cost into the object (not stored yet) and its usage record (stored)."""
-        seconds = live.seconds
-        return self._bill(value, live.meter, live.began_s, seconds)
-
-    def _bill(self, value: Value, meter: Meter, began_s: float, seconds: float) -> Value:
+    def _bill(self, value: Value, meter: Meter, began_s: float, seconds: float) -> dict[str, Any]:
+        """A run's usage record, stored; and `status.cost` after the run."""
         total = meter.total(seconds)
         meta = value["metadata"]
         record = fresh("UsageRecord", self._records.free_name("UsageRecord", "", f"{meta['name']}-"), None)
@@ -343,7 +355,7 @@ class Boxes:
         if meter.rate_microusd_per_hour is not None:
             record["rateUSDPerHour"] = usd(meter.rate_microusd_per_hour)
         self._records.put("UsageRecord", "", record)
-        return {**value, "status": {**value["status"], "cost": cost_status(meter, seconds, running=False)}}
+        return cost_status(meter, seconds, running=False)
 
     async def _mark_lost(self, value: Value, alive_until_s: float) -> None:
         spec, status = value["spec"], value["status"]
@@ -354,7 +366,7 @@ class Boxes:
             limit_microusd=None if limit is None else microusd(limit),
             before_microusd=microusd(status.get("cost", {}).get("totalUSD")),
         )
-        value = self._bill(value, meter, began_s, max(0.0, alive_until_s - began_s))
+        cost = self._bill(value, meter, began_s, max(0.0, alive_until_s - began_s))
         saved = status.get("snapshot") is not None and self._kept(value["metadata"]["uid"]).exists()
         message = "the server ended without stopping it; everything in it is gone"
         if saved:
@@ -363,14 +375,17 @@ class Boxes:
         conditions = [condition("Ready", "False", LOST, message), condition("StateSaved", "False", LOST, message)]
         phase = "Stopped" if saved else "Failed"
         reasons = {"stopReason": LOST} if saved else {"stopReason": LOST, "reason": LOST}
-        await self._put(value, phase=phase, message=message, activity="Idle", conditions=conditions, **reasons)
+        await self._put(value, phase=phase, message=message, activity="Idle", conditions=conditions, cost=cost, **reasons)
 
     def _kept(self, uid: str) -> Path:
         return self._settings.folder / "kept" / f"{uid}.tar"
 
     def _put_now(self, value: Value, *, gone: tuple[str, ...] = (), **status: Any) -> asyncio.Future[Any]:
-        kept = {key: part for key, part in value["status"].items() if key not in gone}
-        return self._records.put("Sandbox", value["metadata"]["namespace"], {**value, "status": {**kept, **status}})
+        """Changes the status of the object as it is now: a caller may have edited the rest while a transition was under way."""
+        meta = value["metadata"]
+        now_stored = self._records.get("Sandbox", meta["namespace"], meta["name"]) or value
+        kept = {key: part for key, part in now_stored["status"].items() if key not in gone}
+        return self._records.put("Sandbox", meta["namespace"], {**now_stored, "status": {**kept, **status}})
 
     async def _put(self, value: Value, **status: Any) -> None:
         await self._records.store.durable(self._put_now(value, **status))
@@ -388,7 +403,8 @@ def condition(kind: str, state: str, reason: str, message: str) -> dict[str, Any
 
 def first_status(value: Value) -> Value:
     """The status a new Sandbox has."""
-    return {"phase": "Pending", "activity": "Idle", "expirationTime": expiry(value)}
+    stopped = {"phase": "Stopped", "stopReason": REQUESTED} if value["spec"]["state"] == "Stopped" else {"phase": "Pending"}
+    return {**stopped, "activity": "Idle", "expirationTime": expiry(value)}
 
 
 def expiry(value: Value) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from sandmill.config.quantities import parse_duration
-from sandmill.errors import ConfigError, ExecFailed, SandboxError, SandboxGone
+from sandmill.errors import ConfigError, ExecFailed, SandboxError, SandboxGone, StoreUnavailable
 from sandmill.sandboxes import PIPE, Process
 from sandmill.sandboxes.streams import Output
 from sandmill.server.boxes import LOST, Boxes
@@ -141,7 +141,12 @@ class Commands:
         try:
             self._of_box[live.uid].append(value["metadata"]["name"])
             uid = value["metadata"]["uid"]
-            await self._records.save("Process", live.project, value, answer=answer)
+            try:
+                await self._records.save("Process", live.project, value, answer=answer)
+            except StoreUnavailable as error:
+                failed = {**value["status"], "phase": "Failed", "reason": "StartFailed", "message": f"nothing ran: {error}"}
+                self._records.put("Process", live.project, {**value, "status": failed})
+                raise
             running = self._running[uid] = Running(value, live, self._outputs.begin(uid))
             try:
                 running.process = process = await live.sandbox.exec.aio(

@@ -50,7 +50,7 @@ def serve(settings: Settings, keys: Keys, announce: Callable[[str], None]) -> No
     """
     check_address(settings.host, keys)
     listening = _listen(settings)
-    server = uvicorn.Server(_config())
+    server = uvicorn.Server(_config(settings))
     asked: list[int] = []
 
     def stop(number: int, _: Any) -> None:
@@ -98,9 +98,11 @@ def _listen(settings: Settings) -> socket.socket:
     return listening
 
 
-def _config() -> uvicorn.Config:
+def _config(settings: Settings) -> uvicorn.Config:
     return uvicorn.Config(
         _unready,
+        ssl_certfile=settings.certificate,
+        ssl_keyfile=settings.certificate_key,
         log_config=None,
         access_log=False,
         lifespan="off",
@@ -135,7 +137,11 @@ async def _run(settings: Settings, keys: Keys, listening: socket.socket, server:
         await boxes.recover(float(loaded.notes.get("alive", time.time())))
         publish(records, settings.prices)
         server.config.app = application(on)
-        tasks = [home.create_task(boxes.tick()), home.create_task(_beat(store)), home.create_task(_announce(server, listening, announce))]
+        tasks = [
+            home.create_task(boxes.tick()),
+            home.create_task(_beat(store)),
+            home.create_task(_announce(server, settings, listening, announce)),
+        ]
         try:
             await server.serve(sockets=[listening])
         finally:
@@ -157,11 +163,12 @@ async def _beat(store: Store) -> None:
         await asyncio.sleep(_HEARTBEAT_S)
 
 
-async def _announce(server: uvicorn.Server, listening: socket.socket, announce: Callable[[str], None]) -> None:
+async def _announce(server: uvicorn.Server, settings: Settings, listening: socket.socket, announce: Callable[[str], None]) -> None:
     while not server.started:
         await asyncio.sleep(0.005)
     host, port = listening.getsockname()[:2]
-    announce(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+    scheme = "http" if settings.certificate is None else "https"
+    announce(f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}")
 
 
 __all__ = ["LARGEST_FILE", "check_address", "serve"]

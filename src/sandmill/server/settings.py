@@ -18,6 +18,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 8420
     database: str | None = None
     """A PostgreSQL URL; None is SQLite in the folder."""
+    certificate: Path | None = None
+    """A TLS certificate chain (PEM); with it the server speaks https only."""
+    certificate_key: Path | None = None
     max_running: int = 4096
     """Sandboxes of one project that may be up at once."""
     max_objects: int = 20_000

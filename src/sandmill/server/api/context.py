@@ -140,6 +140,8 @@ def endpoint(on: Context, handler: Handler) -> Callable[[Request], Awaitable[Res
             who = on.keys.who(request.headers.get("authorization"))
             if "project" in request.path_params:
                 who.check(request.path_params["project"])
+            if request.method not in ("GET", "HEAD") and on.records.store.trouble is not None:
+                raise Refusal("Unavailable", on.records.store.trouble, retry_after_s=5)
             return await handler(Asked(on, request, who))
         except Refusal as refusal:
             return refused(refusal)

@@ -123,6 +123,8 @@ async def create(asked: Asked, kind: Kind) -> Response:
         elif kind.kind == "Secret":
             value, extra = asked.on.secrets.take(value, None, asked.who.name)
         _check_quota(asked, kind)
+        if kind.kind == "Sandbox" and value["spec"]["state"] == "Running":
+            asked.on.boxes.check_quota(asked.project, name)
         tag = _etag(asked, value)
         if (expected := asked.request.headers.get("if-match")) is not None and expected != tag:
             raise Refusal("PreconditionFailed", "the estimate that If-Match names is no longer current; ask for another with dryRun=All")
@@ -322,7 +324,7 @@ def _dry(query: Any) -> bool:
     found = query.get("dryRun")
     if found not in (None, "", "All"):
         raise Refusal("BadRequest", f"dryRun is All or nothing, found {shown(found)}")
-    return found == "All"
+    return bool(found == "All")
 
 
 def _number(query: Any, key: str, default: int, least: int, most: int) -> int:
