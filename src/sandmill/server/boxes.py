@@ -91,7 +91,7 @@ class Boxes:
         live = self._live.get(value["metadata"]["uid"])
         if live is not None and live.stopping is None:
             return live
-        if value["status"].get("stopReason") == LOST:
+        if value["status"].get("stopReason") == LOST and value["status"]["phase"] == "Stopped":
             message = f"sandbox {name!r} was lost with the server's machine and has not been started since"
             fix = "start it; files written after the last stop are lost"
             raise Refusal("SandboxNotRunning", message, fix=fix, kind="sandboxes", name=name)

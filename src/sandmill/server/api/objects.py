@@ -241,7 +241,7 @@ async def _reconnect(asked: Asked, kind: Kind, existing: Value, given: Value, dr
         raise Refusal("AlreadyExists", message, causes=causes, kind=kind.plural, name=name)
     if "deletionTimestamp" in existing["metadata"]:
         raise Refusal("AlreadyExists", f"{kind.plural} {name!r} is being deleted; try again in a moment", kind=kind.plural, name=name)
-    if kind.kind == "Sandbox" and not dry:
+    if kind.kind == "Sandbox" and given["spec"]["state"] == "Running" and not dry:
         if existing["spec"]["state"] == "Stopped":
             existing = await asked.on.records.save(kind.kind, asked.project, {**existing, "spec": {**existing["spec"], "state": "Running"}})
         if existing["status"]["phase"] != "Failed":
