@@ -39,10 +39,11 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if os.geteuid() == 0:
         shutil.chown(where, user)
     as_user = ["setpriv", f"--reuid={user}", "--clear-groups"] if os.geteuid() == 0 else []
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": (folder / "log").open("wb"), "cwd": "/"}
-    subprocess.run([*as_user, "initdb", "-D", str(where / "data"), "-U", "sandmill", "-A", "trust", "-N"], check=True, **quiet)  # type: ignore[call-overload]
-    command = [*as_user, "postgres", "-D", str(where / "data"), "-k", str(where), "-c", "listen_addresses=", "-c", "max_connections=20"]
-    process = subprocess.Popen(command, **quiet)  # type: ignore[call-overload]
+    with (folder / "log").open("wb") as log:
+        make = [*as_user, "initdb", "-D", str(where / "data"), "-U", "sandmill", "-A", "trust", "-N"]
+        subprocess.run(make, check=True, stdout=log, stderr=log, cwd="/")
+        serve = [*as_user, "postgres", "-D", str(where / "data"), "-k", str(where), "-c", "listen_addresses=", "-c", "max_connections=20"]
+        process = subprocess.Popen(serve, stdout=log, stderr=log, cwd="/")
     try:
         deadline = time.monotonic() + 30
         while not (where / ".s.PGSQL.5432").exists():

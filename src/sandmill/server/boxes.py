@@ -72,6 +72,13 @@ class Boxes:
         """Micro-dollars per hour of a sandbox of this spec."""
         return rate_of(self._settings.prices, spec["resources"])
 
+    def starting(self, value: Value) -> Value:
+        """The object once its start was asked for and not yet begun; as it is, when it is up or can never be."""
+        status = value["status"]
+        if value["metadata"]["uid"] in self._live or status["phase"] == "Failed":
+            return value
+        return {**value, "status": {**{key: part for key, part in status.items() if key != "stopReason"}, "phase": "Starting"}}
+
     def shown(self, value: Value) -> Value:
         """The object with what changes all the time filled in."""
         live = self._live.get(value["metadata"]["uid"])
@@ -96,7 +103,7 @@ class Boxes:
             fix = "start it; files written after the last stop are lost"
             raise Refusal("SandboxNotRunning", message, fix=fix, kind="sandboxes", name=name)
         if value["spec"]["state"] == "Stopped":
-            self._records.put("Sandbox", project, {**value, "spec": {**value["spec"], "state": "Running"}})
+            self._records.put("Sandbox", project, self.starting({**value, "spec": {**value["spec"], "state": "Running"}}))
         return await self.start(project, name)
 
     async def start(self, project: str, name: str) -> Live:
@@ -109,7 +116,7 @@ class Boxes:
             try:
                 self._admit(value)
             except Refusal as refusal:
-                if value["status"].get("phase") == "Pending":
+                if value["status"].get("phase") in ("Pending", "Starting"):
                     self._put_now(value, phase="Stopped", stopReason=refusal.reason, message=refusal.message)
                 raise
             self._coming[project] += 1
@@ -178,9 +185,9 @@ class Boxes:
             meta, status = value["metadata"], value["status"]
             if "deletionTimestamp" in meta:
                 self.soon(self.delete(meta["namespace"], meta["name"]))
-            elif status.get("phase") in ("Running", "Stopping", "Starting"):
+            elif status.get("phase") in ("Running", "Stopping"):
                 await self._mark_lost(value, alive_until_s)
-            elif status.get("phase") == "Pending":
+            elif status.get("phase") in ("Pending", "Starting"):
                 self.soon(self.start(meta["namespace"], meta["name"]))
         known = {value["metadata"]["uid"] for value in self._records.each("Sandbox")}
         for left in self._settings.folder.glob("kept/*"):

@@ -24,7 +24,7 @@ from sandmill.server import tables
 from sandmill.server.tables import Answer, Change, Note, Piece, Write
 
 _RETRY_S: Final = 0.5
-_PATIENCE_S: Final = 10.0
+_PATIENCE_S: Final = 5.0
 _MOST_AT_ONCE: Final = 2000
 _PRUNE_EVERY: Final = 500
 _ADVISORY_LOCK: Final = 0x5A4D_1115

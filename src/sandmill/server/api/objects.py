@@ -201,6 +201,8 @@ async def _change(asked: Asked, kind: Kind, body: Any, *, dry: bool) -> Response
         return answer(shown_value(asked, kind, value))
     if kind.kind == "Sandbox":
         value = _asked_to_start(before, value)
+        if _starts(before, value):
+            value = asked.on.boxes.starting(value)
     stored = await asked.on.records.save(kind.kind, asked.project, value, *extra)
     if kind.kind == "Sandbox":
         stored = _act(asked, before, stored)
@@ -219,14 +221,19 @@ def _asked_to_start(before: Value, value: Value) -> Value:
     return {**value, "spec": {**value["spec"], "state": "Running"}, "status": {**value["status"], "handledRequests": handled}}
 
 
+def _starts(before: Value, value: Value) -> bool:
+    """Whether a change asks for a start."""
+    wish = before["status"].get("handledRequests") != value["status"].get("handledRequests")
+    return value["spec"]["state"] == "Running" and (before["spec"]["state"] == "Stopped" or wish)
+
+
 def _act(asked: Asked, before: Value, value: Value) -> Value:
     """Tells the controller what a changed Sandbox asks for."""
     boxes, name = asked.on.boxes, asked.name
     boxes.limits_changed(value)
-    fresh_wish = before["status"].get("handledRequests") != value["status"].get("handledRequests")
     if value["spec"]["state"] == "Stopped" and before["spec"]["state"] == "Running":
         boxes.soon(boxes.stop(asked.project, name, REQUESTED))
-    elif value["spec"]["state"] == "Running" and (before["spec"]["state"] == "Stopped" or fresh_wish):
+    elif _starts(before, value):
         boxes.soon(boxes.start(asked.project, name))
     return value
 
@@ -242,8 +249,9 @@ async def _reconnect(asked: Asked, kind: Kind, existing: Value, given: Value, dr
     if "deletionTimestamp" in existing["metadata"]:
         raise Refusal("AlreadyExists", f"{kind.plural} {name!r} is being deleted; try again in a moment", kind=kind.plural, name=name)
     if kind.kind == "Sandbox" and given["spec"]["state"] == "Running" and not dry:
-        if existing["spec"]["state"] == "Stopped":
-            existing = await asked.on.records.save(kind.kind, asked.project, {**existing, "spec": {**existing["spec"], "state": "Running"}})
+        waking = asked.on.boxes.starting({**existing, "spec": {**existing["spec"], "state": "Running"}})
+        if waking != existing:
+            existing = await asked.on.records.save(kind.kind, asked.project, waking)
         if existing["status"]["phase"] != "Failed":
             asked.on.boxes.soon(asked.on.boxes.start(asked.project, name))
     return answer(shown_value(asked, kind, existing))
@@ -341,7 +349,9 @@ def _after(values: list[Value], token: str | None) -> list[Value]:
     if not token:
         return values
     try:
-        project, _, name = base64.urlsafe_b64decode(token.encode()).decode().partition("/")
+        project, slash, name = base64.b64decode(token.encode(), b"-_", validate=True).decode().partition("/")
+        if not slash or not name:
+            raise ValueError(token)
     except ValueError:
         raise Refusal("BadRequest", "the continue token is none of this server's; list again without it") from None
     return [value for value in values if (value["metadata"].get("namespace", ""), value["metadata"]["name"]) > (project, name)]
