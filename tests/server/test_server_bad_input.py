@@ -57,7 +57,12 @@ FIELDS = [
     ({"workingDir": "/a/../b"}, "spec.workingDir", "FieldValueInvalid", "without '..'"),
     ({"command": ["x", 1]}, "spec.command[1]", "FieldValueTypeInvalid", "expected a word"),
     ({"args": ["x"]}, "spec.args", "FieldValueInvalid", "need a command"),
-    ({"network": {"egress": {"policy": "AllowList", "allow": ["http://x/"]}}}, "spec.network.egress.allow[0]", "FieldValueInvalid", "host name"),
+    (
+        {"network": {"egress": {"policy": "AllowList", "allow": ["http://x/"]}}},
+        "spec.network.egress.allow[0]",
+        "FieldValueInvalid",
+        "host name",
+    ),
     ({"network": {"ingress": {"ports": [1]}}}, "spec.network.ingress", "FieldValueNotSupported", "no connections"),
     ({"volumes": []}, "spec.volumes", "FieldValueNotSupported", "/workspace"),
     ({"image": "--option"}, "spec.image", "FieldValueInvalid", "expected an image"),
@@ -71,7 +76,9 @@ def test_every_field_is_refused_with_its_path(server: Server, spec: Any, field: 
     answer = server.ask("POST", "sandboxes", sandbox(**spec))
     assert (answer.status, answer.json["reason"]) == (422, "Invalid")
     causes = answer.json["details"]["causes"]
-    assert any((field is None or cause["field"] == field) and cause["reason"] == reason and said in cause["message"] for cause in causes), causes
+    assert any((field is None or cause["field"] == field) and cause["reason"] == reason and said in cause["message"] for cause in causes), (
+        causes
+    )
     assert len(answer.body) < 4096
     assert answer.body.isascii()
 
@@ -85,7 +92,9 @@ def test_all_that_is_wrong_is_said_at_once(server: Server) -> None:
     assert len(causes) == 7
 
 
-@pytest.mark.parametrize("name", ["../etc", "a/b", "-rf", "UPPER", "", ".", "a" * 64, LONG, "naïve", "a\0b", "\ud835", "a b", "\n", "a-", "💥", 7, None, [], {}])
+@pytest.mark.parametrize(
+    "name", ["../etc", "a/b", "-rf", "UPPER", "", ".", "a" * 64, LONG, "naïve", "a\0b", "\ud835", "a b", "\n", "a-", "💥", 7, None, [], {}]
+)
 def test_names(server: Server, name: Any) -> None:
     body = json.dumps({"metadata": {"name": name}, "spec": {}}).encode()
     answer = server.ask("POST", "sandboxes", body)
@@ -135,7 +144,9 @@ def test_truncated_bodies_and_requests(server: Server) -> None:
     assert server.ask("GET", "sandboxes").status == 200
 
 
-@pytest.mark.parametrize("media_type", ["text/plain", "application/xml", "application/yaml", "multipart/form-data; boundary=x", "json", "\xe9"])
+@pytest.mark.parametrize(
+    "media_type", ["text/plain", "application/xml", "application/yaml", "multipart/form-data; boundary=x", "json", "\xe9"]
+)
 def test_media_types(server: Server, media_type: str) -> None:
     answer = server.ask("POST", "sandboxes", sandbox(), {"Content-Type": media_type})
     assert (answer.status, answer.json["reason"]) == (415, "UnsupportedMediaType")
@@ -155,7 +166,19 @@ def test_queries(server: Server, query: str) -> None:
 
 @pytest.mark.parametrize(
     "key",
-    [None, "", "Bearer", "Bearer ", "Basic eDp5", "Bearer wrong", f"Bearer {KEY}x", f"Bearer {KEY[:-1]}", KEY, f"Bearer {LONG[:60000]}", "Bearer \xe9"],
+    [
+        None,
+        "",
+        "Bearer",
+        "Bearer ",
+        "Basic eDp5",
+        "Bearer wrong",
+        f"Bearer {KEY}x",
+        f"Bearer {KEY[:-1]}",
+        KEY,
+        f"Bearer {LONG[:60000]}",
+        "Bearer \xe9",
+    ],
 )
 def test_wrong_keys_are_told_nothing(server: Server, key: str | None) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
@@ -175,7 +198,12 @@ def test_a_key_of_one_project_sees_no_other(tmp_path: Path) -> None:
         mine = "/apis/nodus.dev/v1/namespaces/mine"
         assert server.ask("GET", f"{mine}/sandboxes", headers=key).status == 200
         assert server.ask("POST", f"{mine}/sandboxes", {"metadata": {"name": "own"}, "spec": {}}, key).status == 201
-        for method, path in (("GET", "sandboxes"), ("GET", "sandboxes/foreign"), ("DELETE", "sandboxes/foreign"), ("POST", "sandboxes/foreign/processes")):
+        for method, path in (
+            ("GET", "sandboxes"),
+            ("GET", "sandboxes/foreign"),
+            ("DELETE", "sandboxes/foreign"),
+            ("POST", "sandboxes/foreign/processes"),
+        ):
             assert server.ask(method, path, {} if method == "POST" else None, key).json["reason"] == "Forbidden"
         everywhere = server.ask("GET", "/apis/nodus.dev/v1/sandboxes", headers=key).json["items"]
         assert [item["metadata"]["name"] for item in everywhere] == ["own"]

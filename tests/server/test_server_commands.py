@@ -190,7 +190,7 @@ def test_a_cap_stops_at_its_price_and_not_a_micro_dollar_later(tmp_path: Path) -
         assert server.run("dear", "true")["status"]["exitCode"] == 0
         records = server.ask("GET", "/apis/nodus.dev/v1/usagerecords").json["items"]
         assert [record["amountUSD"] for record in records] == ["1.50"]
-        summary = server.ask("GET", "/apis/nodus.dev/v1/usagerecords?groupBy=project,kind").json["items"]
+        summary = server.ask("GET", "/apis/nodus.dev/v1/usagerecords?groupBy=project,kind").json["rows"]
         assert [(row["group"], row["amountUSD"]) for row in summary] == [({"project": "default", "kind": "Sandbox"}, "1.50")]
 
 
@@ -201,7 +201,9 @@ def test_idle_and_lifetime_end_it(tmp_path: Path) -> None:
             server.box(name, state="Stopped", lifecycle={"idleTimeout": "4m", "maxLifetime": "23h", **spec})
         server.stop()
         with sqlite3.connect(server.folder / "state" / "server.db") as database:
-            database.execute("""update objects set body = replace(body, '"idleTimeout":"4m"', '"idleTimeout":"1500ms"') where name != 'ages'""")
+            database.execute(
+                """update objects set body = replace(body, '"idleTimeout":"4m"', '"idleTimeout":"1500ms"') where name != 'ages'"""
+            )
             database.execute("""update objects set body = replace(body, '"maxLifetime":"23h"', '"maxLifetime":"6s"') where name = 'ages'""")
         database.close()
         server.start()

@@ -155,7 +155,12 @@ def test_delete_options(clean: Server) -> None:
     assert (other.status, other.json["reason"]) == (409, "Conflict")
     assert clean.ask("DELETE", "sandboxes/kept?dryRun=All").status == 200
     assert clean.ask("GET", "sandboxes/kept").status == 200
-    body = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Foreground", "preconditions": {"uid": made["metadata"]["uid"]}}
+    body = {
+        "kind": "DeleteOptions",
+        "apiVersion": "v1",
+        "propagationPolicy": "Foreground",
+        "preconditions": {"uid": made["metadata"]["uid"]},
+    }
     assert clean.ask("DELETE", "sandboxes/kept", body).status == 200
     assert clean.ask("GET", "sandboxes/kept").status == 404
     assert clean.ask("DELETE", "sandboxes/kept").status == 404

@@ -131,7 +131,9 @@ def test_everything_is_there_after_a_restart_and_after_a_kill(stored: Server) ->
 
 def test_one_server_a_database(postgres: str, tmp_path: Path) -> None:
     with serving(tmp_path, "--database", postgres):
-        second = sandmill("serve", "--port", "0", "--state", str(tmp_path / "c"), "--database", postgres, SANDMILL_STATE=str(tmp_path / "b"))
+        second = sandmill(
+            "serve", "--port", "0", "--state", str(tmp_path / "c"), "--database", postgres, SANDMILL_STATE=str(tmp_path / "b")
+        )
         assert (second.returncode, "another server uses this database" in second.stderr) == (7, True)
 
 
@@ -149,7 +151,10 @@ def test_a_full_disk_is_said_and_survived(tmp_path: Path) -> None:
                         filler.write(bytes(4096))
                 except OSError:
                     pass
-            answers = [server.ask("POST", "secrets", {"metadata": {"name": f"s{number}"}, "spec": {"stringData": {"k": "v" * 5000}}}) for number in range(3)]
+            answers = [
+                server.ask("POST", "secrets", {"metadata": {"name": f"s{number}"}, "spec": {"stringData": {"k": "v" * 5000}}})
+                for number in range(3)
+            ]
             refused = answers[-1]
             assert (refused.status, refused.json["reason"]) == (503, "Unavailable")
             assert "full" in refused.json["message"]

@@ -128,7 +128,7 @@ class Commands:
             continue
         owner = {"apiVersion": "nodus.dev/v1", "kind": "Sandbox", "name": live.name, "uid": live.uid, "controller": True}
         labels = {"nodus.dev/sandbox": live.name}
-        value = fresh("Process", f"{live.name}-{number}", live.project, {**spec, "sandbox": live.name, "sequence": number})
+        value = fresh("Process", f"sb-{live.name}-{number}", live.project, {**spec, "sandbox": live.name, "sequence": number})
         value["metadata"] |= {"ownerReferences": [owner], "labels": labels}
         value["status"] = {"phase": "Running", "startTime": fine_stamp(time.time())}
         return value

@@ -211,6 +211,11 @@ SECRET = Record(
 )
 OPEN = Record(about="Written by the server.", fields={})
 
+_OWNER = Record(
+    about="What this belongs to and goes with.",
+    fields={key: Text(about="Of the owner.", longest=253) for key in ("apiVersion", "kind", "name", "uid")}
+    | {"controller": Flag(about="It is the one.")},
+)
 METADATA = Record(
     about="Names and labels.",
     fields={
@@ -243,5 +248,6 @@ METADATA = Record(
         "generation": Whole(about="Set by the server.", least=0, most=2**53),
         "creationTimestamp": Text(about="Set by the server.", longest=64),
         "deletionTimestamp": Text(about="Set by the server.", longest=64),
+        "ownerReferences": Many(of=_OWNER, longest=8, about="Set by the server."),
     },
 )

@@ -48,10 +48,13 @@ def described() -> dict[str, Any]:
 
 
 def _object(kind: Kind) -> dict[str, Any]:
-    properties = {
+    meta = METADATA.document()
+    if "create" not in kind.verbs:  # the server names these: longer than a caller may
+        meta["properties"]["name"] = {"type": "string", "maxLength": 253, "description": "The name."}
+    properties: dict[str, Any] = {
         "apiVersion": {"type": "string", "enum": [API_VERSION], "description": "The version of this shape."},
         "kind": {"type": "string", "enum": [kind.kind], "description": "What it is."},
-        "metadata": METADATA.document(),
+        "metadata": meta,
         "spec": kind.spec.document(),
         "status": {"type": "object", "description": "What is; written by the server."},
     }
@@ -103,7 +106,7 @@ def _paths(kind: Kind) -> dict[str, Any]:
         one["put"] = _operation("replace", kind.kind, {"200": reference}, [], reference) | marks
     if "patch" in kind.verbs:
         patch = _operation("patch", kind.kind, {"200": reference}, [])
-        patch["requestBody"] = {"required": True, "content": {"application/merge-patch+json": {"schema": {"type": "object"}}}}
+        patch["requestBody"] = {"required": True, "content": {"application/merge-patch+json": {"schema": reference}}}
         one["patch"] = patch | marks
     if "delete" in kind.verbs:
         one["delete"] = _operation("delete", kind.kind, {"200": {"type": "object"}}, []) | marks

@@ -35,13 +35,13 @@ def summary(values: list[Value], keys: str, version: int) -> dict[str, Any]:
     groups: dict[tuple[str, ...], list[Value]] = {}
     for value in values:
         groups.setdefault(tuple(_word(value, key) for key in wanted), []).append(value)
-    items = [_row(dict(zip(wanted, words, strict=True)), chosen) for words, chosen in sorted(groups.items())]
+    rows = [_row(dict(zip(wanted, words, strict=True)), chosen) for words, chosen in sorted(groups.items())]
     return {
         "apiVersion": API_VERSION,
         "kind": "UsageSummary",
         "metadata": {"resourceVersion": str(version)},
         "groupBy": wanted,
-        "items": items,
+        "rows": rows,
     }
 
 
