@@ -40,17 +40,36 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         shutil.chown(where, user)
     as_user = ["setpriv", f"--reuid={user}", "--clear-groups"] if os.geteuid() == 0 else []
     with (folder / "log").open("wb") as log:
-        make = [*as_user, "initdb", "-D", str(where / "data"), "-U", "sandmill", "-A", "trust", "-N"]
+        make = [*as_user, program("initdb"), "-D", str(where / "data"), "-U", "sandmill", "-A", "trust", "-N"]
         subprocess.run(make, check=True, stdout=log, stderr=log, cwd="/")
-        serve = [*as_user, "postgres", "-D", str(where / "data"), "-k", str(where), "-c", "listen_addresses=", "-c", "max_connections=20"]
+        serve = [
+            *as_user,
+            program("postgres"),
+            "-D",
+            str(where / "data"),
+            "-k",
+            str(where),
+            "-c",
+            "listen_addresses=",
+            "-c",
+            "max_connections=20",
+        ]
         process = subprocess.Popen(serve, stdout=log, stderr=log, cwd="/")
     try:
         deadline = time.monotonic() + 30
         while not (where / ".s.PGSQL.5432").exists():
-            assert process.poll() is None and time.monotonic() < deadline, (folder / "log").read_text()
+            assert process.poll() is None, (folder / "log").read_text()
+            assert time.monotonic() < deadline, (folder / "log").read_text()
             time.sleep(0.05)
         yield f"postgresql://sandmill@/postgres?host={where}"
     finally:
         process.terminate()
         process.wait(30)
         shutil.rmtree(where, ignore_errors=True)
+
+
+def program(name: str) -> str:
+    """A program of PostgreSQL, which distributions keep off the path."""
+    found = shutil.which(name) or next(map(str, sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), reverse=True)), None)
+    assert found is not None, f"no {name}: install postgresql"
+    return found

@@ -153,6 +153,7 @@ class Commands:
                     *spec["command"],
                     env=_env(spec),
                     workdir=spec.get("workingDir"),
+                    user=spec.get("user", "user"),
                     timeout=None if "timeout" not in spec else parse_duration(spec["timeout"]),
                     stdin=PIPE if spec.get("stdin") or spec.get("tty") else None,
                     tty=bool(spec.get("tty")),
@@ -177,6 +178,12 @@ class Commands:
             running.cancelled = True
             with contextlib.suppress(SandboxError):
                 await running.process.kill.aio()
+
+    async def kill_all(self, live: Live) -> None:
+        """Kills everything that runs in a sandbox, background processes included."""
+        for running in list(self._running.values()):
+            running.cancelled |= running.live is live
+        await live.sandbox.kill_processes.aio()
 
     async def signal(self, value: Value, name: str) -> None:
         """Sends a signal to its process group; nothing happens once it has ended."""
@@ -242,7 +249,7 @@ class Commands:
         reason = "SandboxLost" if isinstance(error, SandboxGone) else "CommandNotFound" if code == _NOT_FOUND else "StartFailed"
         status: dict[str, Any] = {"phase": "Failed", "reason": reason, "message": str(error)}
         if isinstance(error, ExecFailed):
-            status["exitCode"] = code if code is not None else _NOT_RUNNABLE
+            status |= {"exitCode": code if code is not None else _NOT_RUNNABLE, "errno": errno.errorcode.get(number or 0, "EIO")}
         self._end(running, status)
 
     def _end(self, running: Running, status: Mapping[str, Any]) -> None:
@@ -305,12 +312,13 @@ def _ending(running: Running, process: Process, gone: SandboxGone | None) -> dic
         return {"phase": "Failed", "reason": "SandboxLost", "message": str(gone)}
     code = process.returncode
     assert code is not None
-    out: dict[str, Any] = {"exitCode": code if code >= 0 else 128 - code}
+    out: dict[str, Any] = {"exitCode": code if code >= 0 else 128 - code, **({} if code >= 0 else {"signal": -code})}
     if process.usage is not None:
         out["usage"] = {
             "userSeconds": round(process.usage.user_s, 6),
             "systemSeconds": round(process.usage.system_s, 6),
             "maxRSSBytes": process.usage.max_rss_bytes,
+            "durationSeconds": round(process.usage.duration_s, 6),
         }
     if process.timed_out:
         return {

@@ -62,7 +62,7 @@ def sandbox_spec(spec: Mapping[str, Any], env: Mapping[str, str], age_s: float) 
 
 async def create(spec: SandboxSpec, name: str, labels: Mapping[str, str]) -> Sandbox:
     """A live sandbox. Raises SandboxError."""
-    return await Sandbox.from_spec.aio(spec, name=name, labels=labels)
+    return await Sandbox.from_spec.aio(spec, name=name, labels=labels, server="")
 
 
 def snapshot(sandbox: Sandbox | None, image: Mapping[str, Any]) -> None:

@@ -158,6 +158,7 @@ PROCESS = Record(
         "stdin": Flag(about="Takes standard input; without it there is none."),
         "env": ENV,
         "workingDir": WORKING_DIR,
+        "user": Choice(words=("user", "root"), about="Who runs it inside the sandbox.", default="user"),
         "timeout": duration("Killed with everything it started after this long.", least="1ms", most="720h"),
         "state": Choice(words=("Running", "Cancelled"), about="Cancelled kills it.", default="Running"),
         "sandbox": Text(about="The sandbox it runs in; set by the server.", longest=63),

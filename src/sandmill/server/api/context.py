@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -27,6 +28,17 @@ from sandmill.server.settings import Settings
 LARGEST_BODY: Final = 4 << 20
 LARGEST_FILE: Final = 64 << 20
 JSON_TYPE: Final = "application/json"
+_FILE_REASONS: Final = {
+    errno.ENOENT: "NotFound",
+    errno.EACCES: "Forbidden",
+    errno.EPERM: "Forbidden",
+    errno.EROFS: "Forbidden",
+    errno.EFBIG: "FileTooLarge",
+    errno.ENOSPC: "CapacityUnavailable",
+    errno.EDQUOT: "CapacityUnavailable",
+    errno.EMFILE: "CapacityUnavailable",
+    errno.ENFILE: "CapacityUnavailable",
+}
 _log = logging.getLogger("sandmill.server")
 
 
@@ -171,12 +183,6 @@ def file_refusal(error: SandboxFileError) -> Refusal:
     """A path inside a sandbox that could not be used."""
     path = ascii(error.filename)[1:-1][:200] if error.filename is not None else ""
     said = f"{path}: {error.strerror}" if path else str(error)
-    if error.errno == errno.ENOENT:
-        return Refusal("NotFound", said)
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return Refusal("Forbidden", said)
-    if error.errno in (errno.EFBIG,):
-        return Refusal("FileTooLarge", said)
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENFILE, errno.EMFILE):
-        return Refusal("CapacityUnavailable", said)
-    return Refusal("BadRequest", said)
+    number = error.errno or errno.EIO
+    causes = [Cause("path", errno.errorcode.get(number, "EIO"), os.strerror(number))]
+    return Refusal(_FILE_REASONS.get(number, "BadRequest"), said, causes=causes)

@@ -224,7 +224,7 @@ def _asked_to_start(before: Value, value: Value) -> Value:
 def _starts(before: Value, value: Value) -> bool:
     """Whether a change asks for a start."""
     wish = before["status"].get("handledRequests") != value["status"].get("handledRequests")
-    return value["spec"]["state"] == "Running" and (before["spec"]["state"] == "Stopped" or wish)
+    return bool(value["spec"]["state"] == "Running" and (before["spec"]["state"] == "Stopped" or wish))
 
 
 def _act(asked: Asked, before: Value, value: Value) -> Value:

@@ -64,6 +64,13 @@ async def create(asked: Asked) -> Response:
     return answer(made, 201)
 
 
+async def kill(asked: Asked) -> Response:
+    """DELETE sandboxes/NAME/processes: kills everything in the sandbox; its files stay readable."""
+    live = await asked.on.boxes.running(asked.project, asked.name)
+    await asked.on.commands.kill_all(live)
+    return answer({})
+
+
 async def get(asked: Asked) -> Response:
     """GET of a process; `wait` holds the answer until it has ended, or that long."""
     wait_s = _wait(asked.request.query_params.get("wait"))

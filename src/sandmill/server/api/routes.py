@@ -29,7 +29,7 @@ def application(on: Context) -> Starlette:
         routes.extend(_of_kind(on, kind))
     box, process = f"{_PROJECT}/sandboxes/{{name}}", f"{_PROJECT}/processes/{{name}}"
     routes += [
-        _methods(on, f"{box}/processes", {"POST": processes.create}),
+        _methods(on, f"{box}/processes", {"POST": processes.create, "DELETE": processes.kill}),
         _methods(on, f"{box}/files", {"GET": files.get, "PUT": files.put, "DELETE": files.delete}),
         _methods(on, f"{box}/log", {"GET": processes.sandbox_log}),
         _methods(on, f"{process}/output", {"GET": processes.output}),
