@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json as codec
 import os
 import secrets
 from collections.abc import Mapping
 from typing import Any, Final
 
 from sandmill.errors import ConfigError, IsolationUnavailable, SandboxCreateFailed, SandboxError, SandboxFileError, SandboxGone
-
-try:
-    import httpx
-except ImportError as error:
-    raise IsolationUnavailable("sandboxes on a server need the package httpx; run: pip install 'sandmill[server]'") from error
+from sandmill.sandboxes.backends.remote.http import Answer, BrokenError, Http
 
 GROUP: Final = "/apis/nodus.dev/v1"
-_TIMEOUT: Final = httpx.Timeout(90.0, connect=10.0)
 _RETRY_FOR_S: Final = 20.0
 _WAIT_FOR_ROOM_S: Final = 120.0
 _PAUSE_S: Final = 0.1
@@ -68,15 +64,9 @@ class Client:
     """One server, one key, one project."""
 
     def __init__(self, url: str, key: str, project: str) -> None:
-        self.url = url.rstrip("/")
+        self.url = url
         self.project = project
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=256, keepalive_expiry=60)
-        try:
-            self._http = httpx.AsyncClient(
-                base_url=self.url, headers={"Authorization": f"Bearer {key}"}, timeout=_TIMEOUT, limits=limits, trust_env=False
-            )
-        except (httpx.InvalidURL, ValueError) as error:
-            raise ConfigError(f"{url!a} is no server's URL; write http://127.0.0.1:8420", field="server") from error
+        self._http = Http(url, {"Authorization": f"Bearer {key}"})
 
     async def ask(
         self,
@@ -88,30 +78,30 @@ class Client:
         query: Mapping[str, str] | None = None,
         headers: Mapping[str, str] | None = None,
         room_s: float = 0.0,
-    ) -> httpx.Response:
+    ) -> Answer:
         """One request below the project. Raises AnswerError, ConnectionError when the server stays out of reach.
 
         `room_s`: how long to try again when the server has no room at present.
         """
-        sent = dict(headers or {})
+        sent = {"Content-Type": "application/json"} if json is not None else {}
+        sent |= headers or {}
+        body = (data or b"") if json is None else codec.dumps(json).encode()
         if method == "POST":
             sent["Idempotency-Key"] = secrets.token_hex(16)
         loop = asyncio.get_running_loop()
         began, pause = loop.time(), _PAUSE_S
         while True:
             try:
-                answer = await self._http.request(
-                    method, f"{GROUP}/namespaces/{self.project}/{path}", json=json, content=data, params=query, headers=sent
-                )
-            except (httpx.TransportError, httpx.InvalidURL) as error:
-                if isinstance(error, httpx.UnsupportedProtocol | httpx.InvalidURL):
-                    raise ConfigError(f"{self.url!a} is no server's URL; write http://127.0.0.1:8420", field="server") from error
+                answer = await self._http.request(method, f"{GROUP}/namespaces/{self.project}/{path}", query or {}, sent, body)
+            except OSError as error:
+                if isinstance(error, BrokenError) and error.stale:
+                    continue
                 if loop.time() - began > _RETRY_FOR_S:
-                    raise ConnectionError(f"the server {self.url} cannot be reached: {type(error).__name__}") from error
+                    raise ConnectionError(f"the server {self.url} cannot be reached: {error or type(error).__name__}") from error
             else:
-                if answer.status_code < 400:
+                if answer.status < 400:
                     return answer
-                refused = AnswerError(answer.status_code, _object(answer))
+                refused = AnswerError(answer.status, object_of(answer))
                 if refused.reason not in _ROOM or loop.time() - began > room_s:
                     raise refused
                 pause = min(_LONGEST_PAUSE_S, float(answer.headers.get("retry-after", pause)))
@@ -120,15 +110,16 @@ class Client:
 
     async def create(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """A new sandbox's object; waits while the server has no room."""
-        return _object(await self.ask("POST", "sandboxes", json=body, room_s=_WAIT_FOR_ROOM_S))
+        return object_of(await self.ask("POST", "sandboxes", json=body, room_s=_WAIT_FOR_ROOM_S))
 
 
-def _object(answer: httpx.Response) -> dict[str, Any]:
+def object_of(answer: Answer) -> dict[str, Any]:
+    """An answer's JSON object; what is none becomes a message."""
     try:
-        found = answer.json()
+        found = codec.loads(answer.body)
     except ValueError:
         found = None
-    return found if isinstance(found, dict) else {"message": answer.text[:300] or f"HTTP {answer.status_code}"}
+    return found if isinstance(found, dict) else {"message": ascii(answer.body[:300]) or f"HTTP {answer.status}"}
 
 
 _clients: dict[tuple[asyncio.AbstractEventLoop, str, str, str], Client] = {}

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from sandmill.errors import ExecFailed, SandboxError, SandboxGone
 from sandmill.sandboxes.backends.native import wire
-from sandmill.sandboxes.backends.remote.client import AnswerError, Client
+from sandmill.sandboxes.backends.remote.client import AnswerError, Client, object_of
 from sandmill.sandboxes.dual import dual
 from sandmill.sandboxes.process import Process, Usage
 from sandmill.sandboxes.streams import Input, Output
@@ -136,14 +136,14 @@ class RemoteProcess(Process):
             while not done:
                 query = {"after": str(after), "wait": _POLL}
                 answer = await self._client.ask("GET", f"processes/{self._name}/output", query=query)
-                for line in answer.text.splitlines():
+                for line in answer.body.splitlines():
                     frame = json.loads(line)
                     done = done or bool(frame.get("done"))
                     if "data" in frame:
                         data = base64.b64decode(frame["data"])
                         after = int(frame["offset"]) + len(data)
                         (self.stderr if frame["stream"] == "stderr" else self.stdout).take(data)
-            value = (await self._client.ask("GET", f"processes/{self._name}")).json()
+            value = object_of(await self._client.ask("GET", f"processes/{self._name}"))
             self._end(value["status"])
         except AnswerError as error:
             self._fail(error.of_sandbox(self._box))

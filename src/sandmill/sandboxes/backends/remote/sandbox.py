@@ -17,7 +17,8 @@ from typing import IO, Any, Final
 
 from sandmill.errors import ConfigError, SandboxError, SandboxFileError, SandboxGone
 from sandmill.sandboxes.backends.native import wire
-from sandmill.sandboxes.backends.remote.client import AnswerError, Client, client_of
+from sandmill.sandboxes.backends.remote.client import AnswerError, Client, client_of, object_of
+from sandmill.sandboxes.backends.remote.http import Answer
 from sandmill.sandboxes.backends.remote.process import RemoteProcess, not_started
 from sandmill.sandboxes.dual import dual
 from sandmill.sandboxes.files import FileEntry, open_flags
@@ -72,7 +73,7 @@ class RemoteSandbox(Sandbox):
             spec["workingDir"] = posixpath.join(self.spec.workdir, workdir)
         if timeout is not None:
             spec["timeout"] = f"{max(1, round(timeout * 1000))}ms"
-        value = (await self._ask("POST", f"sandboxes/{self.id}/processes", json={"spec": spec})).json()
+        value = object_of(await self._ask("POST", f"sandboxes/{self.id}/processes", json={"spec": spec}))
         if (error := not_started(value["status"])) is not None:
             raise error
         process = RemoteProcess(self._client, self.name, value, text=text, max_output=max_output, stdin=stdin is not None, tty=tty)
@@ -139,10 +140,10 @@ class RemoteSandbox(Sandbox):
     @dual
     async def read(self, path: str, *, user: str = "user", max_bytes: int | None = None) -> bytes:
         """As on this machine; the server hands out 64 MiB at most."""
-        data = (await self._file("GET", path, {"user": user}, headers=_BYTES)).content
+        data = (await self._file("GET", path, {"user": user}, headers=_BYTES)).body
         if max_bytes is not None and len(data) > max_bytes:
             raise SandboxFileError(errno.EFBIG, f"{path} is longer than {max_bytes} bytes")
-        return bytes(data)
+        return data
 
     @dual
     async def write(self, path: str, data: bytes | str, *, user: str = "user") -> None:
@@ -163,7 +164,7 @@ class RemoteSandbox(Sandbox):
     @dual
     async def list(self, path: str = ".", *, user: str = "user") -> list[FileEntry]:
         """As on this machine."""
-        items = (await self._file("GET", path, {"user": user}, headers=_JSON)).json()["items"]
+        items = object_of(await self._file("GET", path, {"user": user}, headers=_JSON))["items"]
         return [_entry(item) for item in items]
 
     @dual
@@ -184,7 +185,7 @@ class RemoteSandbox(Sandbox):
     @dual
     async def ping(self) -> None:
         """Asks the server whether the sandbox is up. Raises SandboxGone."""
-        status = (await self._ask("GET", f"sandboxes/{self.id}")).json()["status"]
+        status = object_of(await self._ask("GET", f"sandboxes/{self.id}"))["status"]
         if status["phase"] not in ("Pending", "Starting", "Running"):
             raise self._end(status.get("message", f"it is {status['phase']}"))
 
@@ -223,7 +224,7 @@ class RemoteSandbox(Sandbox):
             return error.errno != errno.ENOENT
         return True
 
-    async def _ask(self, method: str, path: str, **options: Any) -> Any:
+    async def _ask(self, method: str, path: str, **options: Any) -> Answer:
         if self._gone is not None:
             raise SandboxGone(self._gone.sandbox, self._gone.reason)
         try:
@@ -239,7 +240,7 @@ class RemoteSandbox(Sandbox):
                 self._end(error.message)
             raise error.of_sandbox(self.name) from error
 
-    async def _file(self, method: str, path: str, query: Mapping[str, str], **options: Any) -> Any:
+    async def _file(self, method: str, path: str, query: Mapping[str, str], **options: Any) -> Answer:
         where = posixpath.join(self.spec.workdir, path)
         if "\0" in where:
             raise SandboxFileError(errno.EINVAL, "a path may not contain NUL", path)
