@@ -15,6 +15,7 @@ from sandmill.server.refusals import Refusal
 from sandmill.server.tables import KEPT_ANSWERS, Answer
 
 _LONGEST_KEY: Final = 255
+_KEPT_BYTES: Final = 64 << 20
 _PATIENCE_S: Final = 30.0
 
 
@@ -23,6 +24,7 @@ class Answers:
 
     def __init__(self, loaded: list[Answer]) -> None:
         self._known: OrderedDict[tuple[str, str], Answer] = OrderedDict(((answer.owner, answer.key), answer) for answer in loaded)
+        self._bytes = sum(len(answer.body) for answer in self._known.values())
         self._open: dict[tuple[str, str], Turn] = {}
         self.number = max((answer.number for answer in loaded), default=0)
 
@@ -54,8 +56,9 @@ class Answers:
     def keep(self, answer: Answer) -> None:
         """From now on this is the answer."""
         self._known[(answer.owner, answer.key)] = answer
-        while len(self._known) > KEPT_ANSWERS:
-            self._known.popitem(last=False)
+        self._bytes += len(answer.body)
+        while len(self._known) > KEPT_ANSWERS or self._bytes > _KEPT_BYTES:
+            self._bytes -= len(self._known.popitem(last=False)[1].body)
 
     def enter(self, turn: Turn, key: str) -> None:
         """A turn begins."""

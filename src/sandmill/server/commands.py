@@ -11,7 +11,7 @@ import errno
 import logging
 import signal
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -29,6 +29,8 @@ from sandmill.server.tables import Forget, Write
 
 ENDED: Final = ("Succeeded", "Failed", "Cancelled")
 SIGNALS: Final = ("SIGINT", "SIGTERM", "SIGKILL", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+KEPT_OUTPUT_BYTES: Final = 64 << 20
+"""Output of one sandbox's ended commands that is kept; the oldest are forgotten first."""
 _WAITING_INPUT: Final = 1 << 20
 _NOT_FOUND, _NOT_RUNNABLE, _TIMED_OUT = 127, 126, 124
 _log = logging.getLogger("sandmill.server")
@@ -105,11 +107,14 @@ class Commands:
         self._of_box: dict[str, deque[str]] = {}
         """Names of each sandbox's processes by its uid, oldest first."""
         self._numbers: dict[str, int] = {}
+        self._kept: Counter[str] = Counter()
+        """Bytes of output of each sandbox's ended processes by its uid."""
         self._tasks: set[asyncio.Task[None]] = set()
         for value in sorted(records.list("Process"), key=lambda value: value["spec"]["sequence"]):
             owner = value["metadata"]["ownerReferences"][0]["uid"]
             self._of_box.setdefault(owner, deque()).append(value["metadata"]["name"])
             self._numbers[owner] = value["spec"]["sequence"]
+            self._kept[owner] += value["status"].get("outputBytes", 0)
         boxes.on_start = self._begin_main
         boxes.on_delete = self._forget_all
 
@@ -124,8 +129,9 @@ class Commands:
         if sum(1 for running in self._running.values() if running.live is live) >= self._settings.max_processes:
             message = f"sandbox {live.name!r} runs {self._settings.max_processes} commands, which is its quota"
             raise Refusal("QuotaExceeded", message, retry_after_s=1, kind="processes", name=live.name)
-        while len(names) >= self._settings.max_processes and self._forget_oldest(live.project, names):
-            continue
+        while len(names) >= self._settings.max_processes or self._kept[live.uid] > KEPT_OUTPUT_BYTES:
+            if not self._forget_oldest(live, names):
+                break
         owner = {"apiVersion": "nodus.dev/v1", "kind": "Sandbox", "name": live.name, "uid": live.uid, "controller": True}
         labels = {"nodus.dev/sandbox": live.name}
         value = fresh("Process", f"sb-{live.name}-{number}", live.project, {**spec, "sandbox": live.name, "sequence": number})
@@ -260,7 +266,8 @@ class Commands:
         if value is None or value["metadata"]["uid"] != running.uid:
             running.ended.set()
             return
-        ended = {**value["status"], **status, "completionTime": fine_stamp(time.time())}
+        ended = {**value["status"], **status, "completionTime": fine_stamp(time.time()), "outputBytes": running.log.size_bytes}
+        self._kept[running.live.uid] += running.log.size_bytes
         if running.log.truncated:
             ended["outputTruncated"] = True
         self._records.put("Process", running.project, {**value, "status": ended}, *pieces)
@@ -282,13 +289,14 @@ class Commands:
     def _stored(self, value: Value) -> Value:
         return self._records.get("Process", value["metadata"]["namespace"], value["metadata"]["name"]) or value
 
-    def _forget_oldest(self, project: str, names: deque[str]) -> bool:
+    def _forget_oldest(self, live: Live, names: deque[str]) -> bool:
         """Removes the oldest ended process; False when all still run."""
         for name in names:
-            value = self._records.get("Process", project, name)
+            value = self._records.get("Process", live.project, name)
             if value is None or value["status"]["phase"] in ENDED:
                 names.remove(name)
-                self._forget(project, name)
+                self._kept[live.uid] -= 0 if value is None else value["status"].get("outputBytes", 0)
+                self._forget(live.project, name)
                 return True
         return False
 
@@ -300,6 +308,7 @@ class Commands:
 
     def _forget_all(self, box: Value) -> None:
         self._numbers.pop(box["metadata"]["uid"], None)
+        self._kept.pop(box["metadata"]["uid"], None)
         for name in self._of_box.pop(box["metadata"]["uid"], ()):
             self._forget(box["metadata"]["namespace"], name)
 

@@ -14,9 +14,9 @@ from typing import Final, NamedTuple
 from sandmill.server.store import Store, pieces_of
 from sandmill.server.tables import Piece
 
-KEPT_BYTES: Final = 16 << 20
+KEPT_BYTES: Final = 8 << 20
 _FLUSH_S: Final = 0.05
-_REST_S: Final = 120.0
+_REST_S: Final = 10.0
 _LARGEST_PIECE: Final = 1 << 18
 STREAMS: Final = ("stdout", "stderr")
 

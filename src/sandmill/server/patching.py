@@ -14,7 +14,7 @@ from sandmill.server.schema import shown
 MERGE: Final = "application/merge-patch+json"
 OPERATIONS: Final = "application/json-patch+json"
 _MOST_OPERATIONS: Final = 1000
-_LARGEST: Final = 4 << 20
+_LARGEST: Final = 2 << 20
 
 
 def patched(value: Any, patch: Any, media_type: str) -> Any:

@@ -24,6 +24,7 @@ from sandmill.server.tables import KEPT_CHANGES, Change, Write
 Value = dict[str, Any]
 """One object as JSON. Never changed once stored."""
 _START_GAP: Final = 1_000_000
+_LARGEST_LOG: Final = 128 << 20
 _LONGEST_BACKLOG: Final = 10_000
 
 
@@ -37,6 +38,7 @@ class Seen(NamedTuple):
     value: Value
     before: Value | None
     """The object before the change, for selectors that it has left."""
+    size_bytes: int
 
 
 class Watch:
@@ -82,9 +84,13 @@ class Records:
         for change in loaded.objects:
             if change.kind in self._objects:
                 self._objects[change.kind][(change.project, change.name)] = msgspec.json.decode(change.body)
-        self._log: deque[Seen] = deque(maxlen=KEPT_CHANGES)
+        self._log: deque[Seen] = deque()
+        self._log_bytes = 0
+        self._floor = loaded.changes[0].version - 1 if loaded.changes else 0
+        """Everything after this version is in the log."""
         for change in loaded.changes:
-            self._log.append(Seen(change.version, change.event, change.kind, change.project, msgspec.json.decode(change.body), None))
+            value = msgspec.json.decode(change.body)
+            self._keep(Seen(change.version, change.event, change.kind, change.project, value, None, len(change.body)))
         last = max((change.version for change in (*loaded.objects, *loaded.changes)), default=0)
         self._stored = last
         self._first = self.version = last + _START_GAP if last else 1
@@ -144,9 +150,7 @@ class Records:
         """From now on, or from just after version `since`. Raises Refusal (Expired). To be ended by `unwatch`."""
         watch = Watch(kind, project)
         if since is not None:
-            oldest = self._log[0].version if self._log else self._first
-            in_gap = self._stored < since < self._first
-            if since > self.version or in_gap or (since < oldest - 1 and len(self._log) == KEPT_CHANGES):
+            if since > self.version or self._stored < since < self._first or since < self._floor:
                 raise Refusal("Expired", f"version {since} is not known any more; list again and watch from there")
             for seen in self._log:
                 if seen.version > since:
@@ -169,14 +173,24 @@ class Records:
         self, event: str, kind: str, project: str, value: Value, before: Value | None, also: tuple[Write, ...]
     ) -> asyncio.Future[Any]:
         meta = value["metadata"]
-        change = Change(self.version, event, kind, project, meta["name"], meta.get("uid", ""), msgspec.json.encode(value))
-        seen = Seen(self.version, event, kind, project, value, before)
+        body = msgspec.json.encode(value)
+        change = Change(self.version, event, kind, project, meta["name"], meta.get("uid", ""), body)
+        seen = Seen(self.version, event, kind, project, value, before, len(body))
         done = self.store.submit((change, *also))
         done.add_done_callback(lambda _: self._tell(seen))
         return done
 
-    def _tell(self, seen: Seen) -> None:
+    def _keep(self, seen: Seen) -> None:
+        """Into the log, whose oldest entries make room."""
         self._log.append(seen)
+        self._log_bytes += seen.size_bytes
+        while len(self._log) > KEPT_CHANGES or self._log_bytes > _LARGEST_LOG:
+            dropped = self._log.popleft()
+            self._log_bytes -= dropped.size_bytes
+            self._floor = dropped.version
+
+    def _tell(self, seen: Seen) -> None:
+        self._keep(seen)
         self.published = seen.version
         for watch in self._watches:
             watch.offer(seen)

@@ -25,7 +25,7 @@ from sandmill.server.schema import nearest, shown
 from sandmill.server.secrets import Secrets
 from sandmill.server.settings import Settings
 
-LARGEST_BODY: Final = 4 << 20
+LARGEST_BODY: Final = 2 << 20
 LARGEST_FILE: Final = 64 << 20
 JSON_TYPE: Final = "application/json"
 _FILE_REASONS: Final = {

@@ -197,7 +197,7 @@ def _after(frames: list[Frame], after: int) -> int:
 
 
 def _done(value: Value, log: Log) -> dict[str, Any]:
-    out: dict[str, Any] = {"done": True, "phase": value["status"]["phase"]}
+    out: dict[str, Any] = {"done": True, "phase": value["status"]["phase"], "status": value["status"]}
     for key in ("exitCode", "reason"):
         if key in value["status"]:
             out[key] = value["status"][key]

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from sandmill.errors import ExecFailed, SandboxError, SandboxGone
 from sandmill.sandboxes.backends.native import wire
-from sandmill.sandboxes.backends.remote.client import AnswerError, Client, object_of
+from sandmill.sandboxes.backends.remote.client import AnswerError, Client
 from sandmill.sandboxes.dual import dual
 from sandmill.sandboxes.process import Process, Usage
 from sandmill.sandboxes.streams import Input, Output
@@ -132,19 +132,18 @@ class RemoteProcess(Process):
     async def _read(self) -> None:
         """Takes output until the process is done, then its end."""
         try:
-            after, done = 0, False
-            while not done:
+            after, status = 0, None
+            while status is None:
                 query = {"after": str(after), "wait": _POLL}
                 answer = await self._client.ask("GET", f"processes/{self._name}/output", query=query)
                 for line in answer.body.splitlines():
                     frame = json.loads(line)
-                    done = done or bool(frame.get("done"))
+                    status = frame["status"] if frame.get("done") else status
                     if "data" in frame:
                         data = base64.b64decode(frame["data"])
                         after = int(frame["offset"]) + len(data)
                         (self.stderr if frame["stream"] == "stderr" else self.stdout).take(data)
-            value = object_of(await self._client.ask("GET", f"processes/{self._name}"))
-            self._end(value["status"])
+            self._end(status)
         except AnswerError as error:
             self._fail(error.of_sandbox(self._box))
         except (ConnectionError, ValueError, KeyError, TypeError, binascii.Error) as error:
