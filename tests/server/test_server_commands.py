@@ -142,6 +142,42 @@ def test_stop_keeps_the_workspace_or_not(clean: Server) -> None:
     assert clean.output(look["metadata"]["name"]) == b""
 
 
+def test_every_kind_of_file_survives_a_stop(clean: Server, box: str) -> None:
+    make = """
+        echo s > secret; chmod 000 secret; mkfifo p; echo h > h; ln h h2; mkdir -p a/b; chmod 000 a/b; chmod 555 a
+        touch $(printf 'n%.0s' $(seq 250)) "$(printf '\\377')"; echo x > sx; chmod 4711 sx; truncate -s 20G sparse; touch -d 2001-02-03 old
+    """
+    assert clean.run(box, "bash", "-c", make)["status"]["exitCode"] == 0
+    clean.run(box, "sh", "-c", "echo r > ofroot; chmod 600 ofroot", user="root")
+    look = "stat -c '%n %a %U %F %s %h %y' * a/b; cat h2 | cat"
+    before = clean.output(clean.run(box, "sh", "-c", look)["metadata"]["name"])
+    clean.ask("PATCH", f"sandboxes/{box}", {"spec": {"state": "Stopped"}}, MERGE)
+    assert clean.until(f"sandboxes/{box}", phase="Stopped")["status"]["snapshot"]["reason"] == "Stop"
+    assert clean.output(clean.run(box, "sh", "-c", look)["metadata"]["name"]) == before
+    assert before.count(b"\n") == 12
+
+
+def test_a_workspace_that_could_not_be_saved_is_not_silently_the_old_one(clean: Server, box: str) -> None:
+    clean.run(box, "sh", "-c", "echo one > f")
+    clean.ask("PATCH", f"sandboxes/{box}", {"spec": {"state": "Stopped"}}, MERGE)
+    clean.until(f"sandboxes/{box}", phase="Stopped")
+    clean.run(box, "sh", "-c", "echo two > f")
+    kept = clean.folder / "state" / "kept"
+    old = next(kept.iterdir())
+    partial = old.with_suffix(".partial")
+    partial.mkdir()  # stands in the way of the next save
+    clean.ask("PATCH", f"sandboxes/{box}", {"spec": {"state": "Stopped"}}, MERGE)
+    stopped = clean.until(f"sandboxes/{box}", phase="Stopped")["status"]
+    partial.rmdir()
+    assert [one["status"] for one in stopped["conditions"] if one["type"] == "StateSaved"] == ["False"]
+    refused = clean.ask("POST", f"sandboxes/{box}/processes", {"spec": {"command": ["true"]}})
+    assert (refused.status, refused.json["reason"]) == (409, "SandboxNotRunning")
+    assert "could not be saved" in refused.json["message"]
+    clean.ask("PATCH", f"sandboxes/{box}", {"metadata": {"annotations": {"nodus.dev/start-requested-at": "now"}}}, MERGE)
+    look = clean.run(box, "cat", "f")
+    assert clean.output(look["metadata"]["name"]) == b"one\n"
+
+
 def test_commands_cut_off_by_a_stop_say_so(clean: Server, box: str) -> None:
     name = started(clean, box, "sh", "-c", "echo before; sleep 99")
     clean.ask("GET", f"processes/{name}/output?wait=10s")

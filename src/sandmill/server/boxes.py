@@ -98,10 +98,9 @@ class Boxes:
         live = self._live.get(value["metadata"]["uid"])
         if live is not None and live.stopping is None:
             return live
-        if value["status"].get("stopReason") == LOST and value["status"]["phase"] == "Stopped":
-            message = f"sandbox {name!r} was lost with the server's machine and has not been started since"
-            fix = "start it; files written after the last stop are lost"
-            raise Refusal("SandboxNotRunning", message, fix=fix, kind="sandboxes", name=name)
+        if value["status"]["phase"] == "Stopped" and (loss := _loss(value)) is not None:
+            fix = "start it explicitly; files written since are lost"
+            raise Refusal("SandboxNotRunning", f"sandbox {name!r} is stopped: {loss}", fix=fix, kind="sandboxes", name=name)
         if value["spec"]["state"] == "Stopped":
             self._records.put("Sandbox", project, self.starting({**value, "spec": {**value["spec"], "state": "Running"}}))
         return await self.start(project, name)
@@ -401,6 +400,12 @@ class Boxes:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, Refusal):
             _log.error("a sandbox's transition failed", exc_info=error)
+
+
+def _loss(value: Value) -> str | None:
+    """What a stopped sandbox has lost, if its last stop did not save it: nobody may run on in an older workspace without knowing."""
+    found = [one["message"] for one in value["status"].get("conditions", ()) if (one["type"], one["status"]) == ("StateSaved", "False")]
+    return str(found[0]) if found else None
 
 
 def condition(kind: str, state: str, reason: str, message: str) -> dict[str, Any]:

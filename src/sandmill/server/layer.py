@@ -84,7 +84,11 @@ async def save(sandbox: Sandbox, target: Path) -> int:
     """
     folder = kept_folder(sandbox.spec.workdir)
     process = await sandbox.exec.aio(
-        *("tar", "-C", folder, "--numeric-owner", "-cf", "-", "."), workdir="/", user=_keeper(sandbox), text=False, max_output=_UNREAD
+        *("tar", "-C", folder, "--format=posix", "--numeric-owner", "--sparse", "-cf", "-", "."),
+        workdir="/",
+        user=_keeper(sandbox),
+        text=False,
+        max_output=_UNREAD,
     )
     most, written = sandbox.spec.disk_bytes * 2 + _OVERHEAD, 0
     partial = target.with_suffix(".partial")
