@@ -154,7 +154,7 @@ def test_every_kind_of_file_survives_a_stop(clean: Server, box: str) -> None:
     clean.ask("PATCH", f"sandboxes/{box}", {"spec": {"state": "Stopped"}}, MERGE)
     assert clean.until(f"sandboxes/{box}", phase="Stopped")["status"]["snapshot"]["reason"] == "Stop"
     assert clean.output(clean.run(box, "sh", "-c", look)["metadata"]["name"]) == before
-    assert before.count(b"\n") == 12
+    assert before.count(b"\n") == 13
 
 
 def test_a_workspace_that_could_not_be_saved_is_not_silently_the_old_one(clean: Server, box: str) -> None:
