@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from postgres_process import Postgres
 from server_process import KEY, Server, serving
 
 COMMAND = [sys.executable, "-c", "from sandmill.cli import main; main()"]
@@ -135,6 +136,28 @@ def test_one_server_a_database(postgres: str, tmp_path: Path) -> None:
     with serving(tmp_path, "--database", postgres):
         second = sandmill(
             "serve", "--port", "0", "--state", str(tmp_path / "c"), "--database", postgres, SANDMILL_STATE=str(tmp_path / "b")
+        )
+        assert (second.returncode, "another server uses this database" in second.stderr) == (7, True)
+
+
+def test_a_database_that_goes_away_and_comes_back(own_postgres: Postgres, tmp_path: Path) -> None:
+    with serving(tmp_path, "--database", own_postgres.url) as server:
+        server.box("before")
+        assert server.run("before", "true")["status"]["exitCode"] == 0
+        own_postgres.stop()
+        answers = [
+            server.ask("POST", "secrets", {"metadata": {"name": f"s{number}"}, "spec": {"stringData": {"k": "v"}}}) for number in range(2)
+        ]
+        assert [(answer.status, answer.json["reason"]) for answer in answers] == [(503, "Unavailable")] * 2
+        assert server.ask("GET", "sandboxes/before").json["status"]["phase"] == "Running"
+        own_postgres.start()
+        deadline = time.monotonic() + 15
+        while server.ask("GET", "/readyz").status != 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        assert server.run("before", "true")["status"]["exitCode"] == 0
+        second = sandmill(
+            "serve", "--port", "0", "--state", str(tmp_path / "c"), "--database", own_postgres.url, SANDMILL_STATE=str(tmp_path / "b")
         )
         assert (second.returncode, "another server uses this database" in second.stderr) == (7, True)
 

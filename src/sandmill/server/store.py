@@ -112,15 +112,34 @@ class Store:
     def _start(self) -> Loaded:
         with self._engine.begin() as connection:
             tables.prepare(connection)
-        if self._engine.dialect.name == "postgresql":
-            self._guard = self._engine.connect()
-            if not self._guard.execute(sql.text(f"select pg_try_advisory_lock({_ADVISORY_LOCK})")).scalar():
-                raise StateBusy("another server uses this database; stop it first, or give this one a database of its own")
-            self._guard.commit()
+        if not self._take_database():
+            raise StateBusy("another server uses this database; stop it first, or give this one a database of its own")
         with self._engine.begin() as connection:
             loaded = _load(connection)
         self._thread.start()
         return loaded
+
+    def _take_database(self) -> bool:
+        """Holds PostgreSQL for this server, for as long as one connection lives; taken again after that was lost."""
+        if self._engine.dialect.name != "postgresql":
+            return True
+        if self._guard is not None:
+            try:
+                self._guard.execute(sql.text("select 1"))
+                self._guard.commit()
+            except sql.exc.SQLAlchemyError:
+                self._guard.invalidate()
+                self._guard = None
+            else:
+                return True
+        guard = self._engine.connect()
+        taken = bool(guard.execute(sql.text(f"select pg_try_advisory_lock({_ADVISORY_LOCK})")).scalar())
+        guard.commit()
+        if taken:
+            self._guard = guard
+        else:
+            guard.close()
+        return taken
 
     def _work(self) -> None:
         with self._engine.connect() as connection:
@@ -152,19 +171,23 @@ class Store:
                 break
             except sql.exc.SQLAlchemyError as error:
                 self.trouble = f"the server cannot write its state: {_first_line(error)}"
+                connection.invalidate()
                 connection.close()
-                time.sleep(_RETRY_S)
-                connection = self._engine.connect() if self._reachable() else connection
+                connection = self._again()
         self.trouble = None
         self._loop.call_soon_threadsafe(_settle, [job.done for job in batch], answers)
         return connection
 
-    def _reachable(self) -> bool:
-        try:
-            self._engine.connect().close()
-        except sql.exc.SQLAlchemyError:
-            return False
-        return True
+    def _again(self) -> sql.Connection:
+        """A fresh connection, once there can be one; not while another server has taken the database meanwhile."""
+        while True:
+            time.sleep(_RETRY_S)
+            try:
+                if self._take_database():
+                    return self._engine.connect()
+                self.trouble = "another server has taken this server's database while the connection was lost"
+            except sql.exc.SQLAlchemyError as error:
+                self.trouble = f"the server cannot reach its database: {_first_line(error)}"
 
     def _prune(self, connection: sql.Connection, writes: Sequence[Write]) -> None:
         self._written += len(writes)
