@@ -255,6 +255,19 @@ def test_bad_idempotency_keys(server: Server) -> None:
         assert (answer.status, answer.json["reason"]) == (400, "BadRequest")
 
 
+def test_an_endless_head_is_cut_off_before_any_key_is_checked(server: Server) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as raw:
+        raw.sendall(b"GET / HTTP/1.1\r\nX: ")
+        sent = 0
+        try:
+            while sent < 64 << 20:
+                sent += raw.send(b"x" * 65536)
+        except OSError:
+            pass
+    assert sent < 16 << 20
+    assert server.ask("GET", "sandboxes").status == 200
+
+
 def test_a_slow_client_holds_up_nobody(server: Server) -> None:
     slow = [socket.create_connection(("127.0.0.1", server.port), timeout=5) for _ in range(50)]
     for one in slow:

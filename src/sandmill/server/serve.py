@@ -23,6 +23,7 @@ from sandmill.sandboxes import loop
 from sandmill.sandboxes.backends.native.node import node
 from sandmill.server.answers import Answers
 from sandmill.server.api.context import LARGEST_FILE, Context
+from sandmill.server.api.protocol import BoundedProtocol
 from sandmill.server.api.routes import application
 from sandmill.server.boxes import Boxes
 from sandmill.server.commands import Commands
@@ -106,13 +107,13 @@ def _config(settings: Settings) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         lifespan="off",
+        http=BoundedProtocol,
         ws="websockets-sansio",
         ws_max_size=_LARGEST_FRAME,
         ws_ping_interval=20,
         ws_ping_timeout=60,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=2,
-        h11_max_incomplete_event_size=1 << 16,
         server_header=False,
     )
 
