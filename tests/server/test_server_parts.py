@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from sandmill.accounts.prices import load_price_book
 from sandmill.server.answers import Answers
 from sandmill.server.api.selecting import selection
+from sandmill.server.billing import Billing
 from sandmill.server.costs import Meter, microusd, rate_of, usd
 from sandmill.server.outputs import KEPT_BYTES, Log
 from sandmill.server.patching import MERGE, OPERATIONS, merged, patched
@@ -56,6 +57,30 @@ def test_history_that_is_full_says_expired(tmp_path: Path) -> None:
 
     with_records(tmp_path, first)
     with_records(tmp_path, second)
+
+
+def test_old_usage_is_summed_and_not_a_micro_dollar_is_lost(tmp_path: Path) -> None:
+    async def body(records: Records) -> None:
+        billing = Billing(records, kept=100)
+        spent = 0
+        for number in range(2500):
+            box = fresh("Sandbox", f"b{number}", f"p{number % 2}", {}, labels={"team": str(number % 3)})
+            meter = Meter(rate_microusd_per_hour=17_900, limit_microusd=None)
+            billing.run(box, meter, 1_800_000_000 + number * 60, number / 7)
+            spent += meter.total(number / 7) or 0
+        found = records.list("UsageRecord")
+        assert len(found) < 750
+        assert sum(microusd(value["amountUSD"]) for value in found) == spent
+        assert sum(value.get("folded", 1) for value in found) == 2500
+        assert {value["project"] for value in found if "folded" in value} == {"p0", "p1"}
+        await records.save("Secret", "p", fresh("Secret", "last", "p", {}))
+
+    async def again(records: Records) -> None:
+        found = records.list("UsageRecord")
+        assert sum(value.get("folded", 1) for value in found) == 2500
+
+    with_records(tmp_path, body)
+    with_records(tmp_path, again)
 
 
 def test_a_slow_watcher_is_told(tmp_path: Path) -> None:

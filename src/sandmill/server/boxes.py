@@ -18,10 +18,11 @@ from typing import Any, Final
 from sandmill.config.quantities import parse_duration
 from sandmill.errors import SandboxError, SandmillError
 from sandmill.server import layer
-from sandmill.server.costs import SANDBOX, Meter, cost_status, microusd, rate_of, usd
+from sandmill.server.billing import Billing
+from sandmill.server.costs import Meter, cost_status, microusd, rate_of
 from sandmill.server.events import Events
 from sandmill.server.live import CAP, GONE, IDLE, LIFETIME, Live
-from sandmill.server.records import Records, Value, fine_stamp, fresh, now, seconds_of, stamp
+from sandmill.server.records import Records, Value, fine_stamp, now, seconds_of, stamp
 from sandmill.server.refusals import Refusal, not_found
 from sandmill.server.secrets import Secrets
 from sandmill.server.settings import Settings
@@ -47,6 +48,7 @@ class Boxes:
     def __init__(self, records: Records, events: Events, secrets: Secrets, settings: Settings) -> None:
         self._records = records
         self._events = events
+        self._billing = Billing(records)
         self._secrets = secrets
         self._settings = settings
         self._live: dict[str, Live] = {}
@@ -341,26 +343,7 @@ class Boxes:
 
     def _bill(self, value: Value, meter: Meter, began_s: float, seconds: float) -> dict[str, Any]:
         """A run's usage record, stored; and `status.cost` after the run."""
-        total = meter.total(seconds)
-        meta = value["metadata"]
-        record = fresh("UsageRecord", self._records.free_name("UsageRecord", "", f"{meta['name']}-"), None)
-        record |= {
-            "object": {"kind": "Sandbox", "name": meta["name"], "uid": meta["uid"]},
-            "project": meta["namespace"],
-            "labels": meta.get("labels", {}),
-            "meter": "ComputeSeconds",
-            "segment": "Running",
-            "offering": SANDBOX,
-            "quantity": f"{seconds:.3f}",
-            "unit": "s",
-            "startTime": fine_stamp(began_s),
-            "endTime": fine_stamp(began_s + seconds),
-        }
-        if total is not None:
-            record["amountUSD"] = usd(total - meter.before_microusd)
-        if meter.rate_microusd_per_hour is not None:
-            record["rateUSDPerHour"] = usd(meter.rate_microusd_per_hour)
-        self._records.put("UsageRecord", "", record)
+        self._billing.run(value, meter, began_s, seconds)
         return cost_status(meter, seconds, running=False)
 
     async def _mark_lost(self, value: Value, alive_until_s: float) -> None:

@@ -11,7 +11,7 @@ import asyncio
 import datetime
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -169,16 +169,37 @@ class Records:
         await self.store.durable(self.put(kind, project, value, *also, answer=answer))
         return self._objects[kind].get((project, value["metadata"]["name"]), value)
 
+    def fold(self, kind: str, project: str, names: Sequence[str], into: Value) -> None:
+        """Removes objects and stores the one that stands for them, all or nothing."""
+        steps: deque[tuple[Change, Seen]] = deque()
+        for name in names:
+            before = self._objects[kind].pop((project, name))
+            self.version += 1
+            gone = {**before, "metadata": {**before["metadata"], "resourceVersion": str(self.version)}}
+            steps.append(self._change("DELETED", kind, project, gone, before))
+        name = into["metadata"]["name"]
+        before_it = self._objects[kind].get((project, name))
+        self.version += 1
+        stored = {**into, "metadata": {**into["metadata"], "resourceVersion": str(self.version)}}
+        self._objects[kind][(project, name)] = stored
+        steps.append(self._change("ADDED" if before_it is None else "MODIFIED", kind, project, stored, before_it))
+        done = self.store.submit([change for change, _ in steps])
+        done.add_done_callback(lambda _: self._tell(*(seen for _, seen in steps)))
+
     def _publish(
         self, event: str, kind: str, project: str, value: Value, before: Value | None, also: tuple[Write, ...]
     ) -> asyncio.Future[Any]:
-        meta = value["metadata"]
-        body = msgspec.json.encode(value)
-        change = Change(self.version, event, kind, project, meta["name"], meta.get("uid", ""), body)
-        seen = Seen(self.version, event, kind, project, value, before, len(body))
+        change, seen = self._change(event, kind, project, value, before)
         done = self.store.submit((change, *also))
         done.add_done_callback(lambda _: self._tell(seen))
         return done
+
+    def _change(self, event: str, kind: str, project: str, value: Value, before: Value | None) -> tuple[Change, Seen]:
+        """The newest version's change, for the store and for watchers."""
+        meta = value["metadata"]
+        body = msgspec.json.encode(value)
+        change = Change(self.version, event, kind, project, meta["name"], meta.get("uid", ""), body)
+        return change, Seen(self.version, event, kind, project, value, before, len(body))
 
     def _keep(self, seen: Seen) -> None:
         """Into the log, whose oldest entries make room."""
@@ -189,11 +210,12 @@ class Records:
             self._log_bytes -= dropped.size_bytes
             self._floor = dropped.version
 
-    def _tell(self, seen: Seen) -> None:
-        self._keep(seen)
-        self.published = seen.version
-        for watch in self._watches:
-            watch.offer(seen)
+    def _tell(self, *published: Seen) -> None:
+        for seen in published:
+            self._keep(seen)
+            self.published = seen.version
+            for watch in self._watches:
+                watch.offer(seen)
 
 
 def fresh(kind: str, name: str, project: str | None, spec: Value | None = None, **metadata: Any) -> Value:
