@@ -187,18 +187,21 @@ def test_commands_cut_off_by_a_stop_say_so(clean: Server, box: str) -> None:
     assert clean.output(name) == b"before\n"
 
 
-def test_a_sandbox_that_dies_by_itself_is_seen(clean: Server, box: str) -> None:
-    """Its own root may end its init; nobody may take that for a command's result."""
+@pytest.mark.parametrize("victims", ["its init", "the warden"])
+def test_a_sandbox_that_dies_by_itself_is_seen(clean: Server, box: str, victims: str) -> None:
+    """Its own root may end its init, the kernel the warden; nobody may take that for a command's result."""
     name = started(clean, box, "sleep", "99")
-    inits = inits_of(clean.process.pid)
-    assert inits
-    for pid in inits:
+    wanted = inits_of(clean.process.pid) if victims == "its init" else children_of(clean.process.pid)
+    assert wanted
+    for pid in wanted:
         os.kill(pid, signal.SIGKILL)
     status = clean.until(f"sandboxes/{box}", stopReason="SandboxLost")["status"]
     assert status["phase"] == "Failed"
     assert clean.ask("GET", f"processes/{name}?wait=10s").json["status"]["phase"] in ("Failed", "Cancelled")
     refused = clean.ask("POST", f"sandboxes/{box}/processes", {"spec": {"command": ["true"]}})
     assert (refused.status, refused.json["reason"]) == (409, "SandboxFailed")
+    clean.box("after")
+    assert clean.run("after", "true")["status"]["exitCode"] == 0
 
 
 def children_of(pid: int) -> list[int]:

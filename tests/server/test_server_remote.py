@@ -69,6 +69,13 @@ def test_run(box: sandmill.Sandbox) -> None:
     with pytest.raises(ExecFailed) as failure:
         box.run("no-such-program")
     assert failure.value.errno == 2
+    for words, number in ((("echo", "x" * 200_000), 7), (("echo", "nul\0"), 22), ((), 22)):
+        with pytest.raises(ExecFailed) as failure:
+            box.exec(*words)
+        assert failure.value.errno == number
+    for wrong in ({"user": "nobody"}, {"env": {"A=B": "x"}}):
+        with pytest.raises(ConfigError):
+            box.run("true", **wrong)  # type: ignore[arg-type]
 
 
 def test_processes(box: sandmill.Sandbox) -> None:
@@ -165,6 +172,12 @@ def test_asynchronously_and_from_a_pool(where: str) -> None:
             return await asyncio.gather(*(one(number, pool) for number in range(12)))
 
     assert asyncio.run(many()) == [str(number).encode() for number in range(12)]
+
+
+def test_prices_are_the_servers(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SANDMILL_API_KEY", KEY)
+    with pytest.raises(ConfigError, match="price_per_hour"):
+        sandmill.Sandbox.create(**SMALL, price_per_hour="3.6", max_cost=1, server=server.url)
 
 
 def test_a_server_without_a_key_or_that_is_not_there(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,19 +15,21 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import IO, Any, Final
 
-from sandmill.errors import ConfigError, SandboxError, SandboxFileError, SandboxGone
+from sandmill.errors import ConfigError, ExecFailed, SandboxError, SandboxFileError, SandboxGone
 from sandmill.sandboxes.backends.native import wire
 from sandmill.sandboxes.backends.remote.client import AnswerError, Client, client_of, object_of
 from sandmill.sandboxes.backends.remote.http import Answer
 from sandmill.sandboxes.backends.remote.process import RemoteProcess, not_started
 from sandmill.sandboxes.dual import dual
 from sandmill.sandboxes.files import FileEntry, open_flags
-from sandmill.sandboxes.process import Completed, Process, Stdin
+from sandmill.sandboxes.process import Completed, Process, Stdin, exec_failed
 from sandmill.sandboxes.registry import SandboxRecord
 from sandmill.sandboxes.sandbox import DEFAULT_MAX_OUTPUT, Sandbox
-from sandmill.sandboxes.spec import EgressMode, SandboxSpec
+from sandmill.sandboxes.spec import EgressMode, SandboxSpec, check_env
 
 _NAME: Final = "sandmill.dev/name"
+_LONGEST_WORD: Final = 131_071
+"""What Linux takes."""
 _WRITES_AT_ONCE: Final = 8
 _KINDS: Final = {"File": "file", "Directory": "folder", "Symlink": "link"}
 _POLICIES: Final = {EgressMode.DENY: "Deny", EgressMode.ALLOW: "AllowList", EgressMode.OPEN: "Open"}
@@ -66,17 +68,18 @@ class RemoteSandbox(Sandbox):
         max_output: int = DEFAULT_MAX_OUTPUT,
     ) -> Process:
         """As on this machine."""
-        spec: dict[str, Any] = {"command": [_text(word) for word in argv], "tty": tty, "stdin": stdin is not None, "user": user}
-        if env:
-            spec["env"] = [{"name": name, "value": value} for name, value in env.items()]
+        spec: dict[str, Any] = {"command": _words(argv), "tty": tty, "stdin": stdin is not None, "user": _user(user)}
+        for name, value in (env or {}).items():
+            check_env(name, value)
+            spec.setdefault("env", []).append({"name": name, "value": value})
         if workdir is not None:
             spec["workingDir"] = posixpath.join(self.spec.workdir, workdir)
         if timeout is not None:
             spec["timeout"] = f"{max(1, round(timeout * 1000))}ms"
-        value = object_of(await self._ask("POST", f"sandboxes/{self.id}/processes", json={"spec": spec}))
-        if (error := not_started(value["status"])) is not None:
+        made = object_of(await self._ask("POST", f"sandboxes/{self.id}/processes", json={"spec": spec}))
+        if (error := not_started(made["status"])) is not None:
             raise error
-        process = RemoteProcess(self._client, self.name, value, text=text, max_output=max_output, stdin=stdin is not None, tty=tty)
+        process = RemoteProcess(self._client, self.name, made, text=text, max_output=max_output, stdin=stdin is not None, tty=tty)
         if stdin is not None and not isinstance(stdin, Stdin):
             asyncio.get_running_loop().create_task(process.feed(wire.encode(stdin)))
         return process
@@ -275,6 +278,8 @@ async def create_remote(
     url: str, spec: SandboxSpec, files: Mapping[str, bytes] | None, name: str | None, labels: Mapping[str, str] | None
 ) -> RemoteSandbox:
     """A sandbox on the server at `url`. Raises ConfigError, IsolationUnavailable, SandboxCreateFailed."""
+    if spec.price_microusd_per_hour is not None:
+        raise ConfigError("the server's own price book says what an hour costs; leave it out", field="price_per_hour")
     client = client_of(url)
     meta: dict[str, Any] = {
         "generateName": "sb-",
@@ -322,12 +327,23 @@ def _duration(seconds: float) -> str:
     return f"{round(seconds * 1000)}ms"
 
 
-def _text(word: str | bytes) -> str:
-    """A word as JSON can carry it."""
+def _words(argv: tuple[str | bytes, ...]) -> list[str]:
+    """A command as JSON can carry it. Raises ExecFailed for what execve could not, ConfigError for what JSON cannot."""
     try:
-        return word if isinstance(word, str) else word.decode()
+        words = [word if isinstance(word, str) else word.decode() for word in argv]
     except UnicodeDecodeError as error:
         raise ConfigError("a command for a server is text; put other bytes into a file", field="argv") from error
+    if not words or any("\0" in word for word in words):
+        raise ExecFailed(errno.EINVAL, "a command needs a program, and no argument may contain NUL")
+    if any(len(wire.encode(word)) > _LONGEST_WORD for word in words):
+        raise exec_failed(errno.E2BIG)
+    return words
+
+
+def _user(user: str) -> str:
+    if user not in ("user", "root"):
+        raise ConfigError(f"user must be 'user' or 'root' (inside the sandbox), not {user!r}", field="user")
+    return user
 
 
 def _entry(item: Mapping[str, Any]) -> FileEntry:
