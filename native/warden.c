@@ -20,6 +20,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+enum { SPARES_MS = 3000 /* how long what could serve the next sandbox waits for it */ };
+
 static struct node node;
 static struct sandbox *sandboxes;
 static uint32_t slots;
@@ -52,6 +54,7 @@ static void account_for(uint32_t slot) {
     struct sandbox *sandbox = &sandboxes[slot];
     struct warden_reply reply = {.op = WARDEN_DESTROY, .sequence = sandbox->sequence, .slot = slot, .wait_status = sandbox->wait_status};
     cgroup_remove(&node, slot, &reply);
+    network_release(sandbox->network);
     if (sandbox->sequence) wire_send(node.control, &reply, sizeof reply, NULL, 0, -1);
     *sandbox = (struct sandbox){0};
 }
@@ -196,8 +199,9 @@ int main(int argc, char **argv) {
     /* A forked copy of the host process may hold the socket's other end open: its own end is what counts. */
     int owner = (int)syscall(SYS_pidfd_open, getppid(), 0);
     struct pollfd watched[] = {{node.control, POLLIN, 0}, {signals, POLLIN, 0}, {owner, POLLIN, 0}};
-    while (poll(watched, COUNT(watched), -1) >= 0 || errno == EINTR) {
+    for (int ready; (ready = poll(watched, COUNT(watched), network_has_spares() ? SPARES_MS : -1)) >= 0 || errno == EINTR;) {
         struct signalfd_siginfo info[32];
+        if (ready == 0) network_drop_spares();
         if (watched[1].revents) {
             while (read(signals, info, sizeof info) > 0);
             reap(WNOHANG);

@@ -57,6 +57,14 @@ void cgroup_hurry(const struct node *node, uint32_t slot, bool hurry, uint32_t c
 void cgroup_hurry_all(const struct node *node);
 void cgroup_remove_roots(const struct node *node);
 
+/* network.c */
+const char *network_raise_loopback(void);
+int network_enter(void);
+void network_leave(void);
+void network_release(int fd);
+bool network_has_spares(void);
+void network_drop_spares(void);
+
 /* mounts.c */
 const char *mounts_prepare_node(const struct node *node, const struct message *skeleton);
 const char *mounts_enter_sandbox(uint64_t disk_bytes, uint64_t memory_bytes, const char *workdir, uint32_t uid);
@@ -76,6 +84,7 @@ void own_identity(void);
 struct sandbox {
     pid_t pid;                /* 0: free slot */
     int pidfd;
+    int network;              /* its network namespace where the warden owns it, else -1 */
     bool ended;               /* reaped; kept until the host asks for its account */
     bool wanted;              /* DESTROY was asked and not answered */
     uint32_t sequence;
