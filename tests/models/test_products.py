@@ -72,4 +72,5 @@ def test_layouts_die_with_their_matrix():
     watch = weakref.ref(weight)
     del weight, x
     gc.collect()
-    assert watch() is None and len(products._forward_layouts) == known
+    assert watch() is None
+    assert len(products._forward_layouts) == known

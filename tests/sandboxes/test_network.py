@@ -12,7 +12,12 @@ from sandmill.sandboxes import Sandbox
 from sandmill.sandboxes.backends.native import node as nodes
 
 COUNTERS = "cat /proc/net/dev /proc/net/snmp /proc/net/netstat /proc/net/snmp6; head -1 /proc/net/sockstat"
-TALK = "import socket as s\na=s.create_server(('127.0.0.1',0));b=s.create_connection(a.getsockname());b.sendall(b'x');c=a.accept()[0];c.recv(1)"
+TALK = """
+import socket
+server = socket.create_server(("127.0.0.1", 0))
+socket.create_connection(server.getsockname()).sendall(b"x")
+server.accept()[0].recv(1)
+"""
 TRACES = {
     "packets on loopback": TALK,
     "a refused connection": "import socket as s\ns.socket().connect_ex(('127.0.0.1', 9))",

@@ -110,13 +110,13 @@ def score_hidden(stack: Stack, hidden_KD: Tensor, targets_K: Tensor, temperature
 
 def _score(hidden: Tensor, targets: Tensor, norm: Tensor, head: Tensor, temperature: float, eps: float) -> tuple[Tensor, Tensor]:
     logits = frozen_linear(functional.rms_norm(hidden, (hidden.shape[-1],), norm, eps), head, None)
-    logprobs, entropies = _Distribution.apply(logits if temperature == 1.0 else logits / temperature, targets)
+    logprobs, entropies = _Distribution.apply(logits if temperature == 1.0 else logits / temperature, targets)  # type: ignore[no-untyped-call]
     return logprobs, entropies
 
 
 class _Distribution(torch.autograd.Function):
     """log p(target) and entropy H of softmax(z), from logits z (K, V). With p = softmax(z):
-    d log p_t / dz = onehot(t) - p and dH / dz = -p (log p + H). Keeps one K x V matrix for the backward pass, where autograd keeps three."""
+    d log p_t / dz = onehot(t) - p and dH / dz = -p (log p + H). The backward pass needs one K x V matrix, where autograd keeps three."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -73,7 +73,7 @@ def frozen_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """
     if weight.requires_grad or not _worth_laying_out(weight):
         return functional.linear(x, weight, bias)
-    y: Tensor = _Frozen.apply(x, weight)
+    y: Tensor = _Frozen.apply(x, weight)  # type: ignore[no-untyped-call]
     return y if bias is None else y + bias
 
 

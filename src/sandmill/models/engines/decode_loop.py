@@ -180,7 +180,8 @@ class DecodeLoop:
         self._copy_to_joining()
         joined: dict[Prompt, list[Request]] = {}
         for request in self._joined:
-            assert request.prompt is not None and request.prompt.logits_V is not None
+            assert request.prompt is not None
+            assert request.prompt.logits_V is not None
             joined.setdefault(request.prompt, []).append(request)
             self._begin(request, len(request.prompt.logits_V), len(request.ids))
         self._joined = []
