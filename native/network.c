@@ -19,7 +19,7 @@ enum { MOST_SPARES = 512, MOST_COUNTERS = 16384 };
 /* What a namespace says of its past. Of sockstat the first line only: the others count the whole machine's. */
 static const char *const RECORDS[] = {"dev", "snmp", "netstat", "snmp6", "sockstat"};
 
-static int home = -1, spares[MOST_SPARES], spare_count;
+static int home = -1, spares[MOST_SPARES], spare_count, old_count; /* the first `old_count` have waited since the last network_expire */
 static char untouched[MOST_COUNTERS];
 
 const char *network_raise_loopback(void) {
@@ -64,6 +64,7 @@ static int make(void) {
 int network_enter(void) {
     if (home < 0 && (home = here()) < 0) return -1;
     int fd = spare_count ? spares[--spare_count] : make();
+    if (old_count > spare_count) old_count = spare_count;
     if (fd >= 0 && !setns(fd, CLONE_NEWNET)) return fd;
     int error = errno;
     if (fd >= 0) close(fd);
@@ -90,8 +91,11 @@ void network_release(int fd) {
     else close(fd);
 }
 
-bool network_has_spares(void) { return spare_count; }
-
-void network_drop_spares(void) {
-    while (spare_count) close(spares[--spare_count]);
+/* Closes those that nobody came for since the last call. Returns whether some are left. */
+bool network_expire(void) {
+    for (int i = 0; i < old_count; i++) close(spares[i]);
+    spare_count -= old_count;
+    memmove(spares, spares + old_count, (size_t)spare_count * sizeof *spares);
+    old_count = spare_count;
+    return spare_count;
 }

@@ -123,7 +123,7 @@ void spawn_sandbox(struct node *node, const struct warden_request *request, cons
     long pid = -1;
     int network = -1;
     if (message->payload_bytes < 2 || !memchr(message->payload, 0, message->payload_bytes)) failed = "request", errno = EBADMSG;
-    else if (cgroup_make(node, slot, request, &group)) failed = "cgroups";
+    else if (cgroup_make(node, slot, request, &group, &sandbox->group)) failed = "cgroups";
     else {
         if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) || pipe2(go, O_CLOEXEC)) failed = "descriptors";
         struct clone_args args = {.flags = NAMESPACES | CLONE_PIDFD, .pidfd = (uintptr_t)&sandbox->pidfd, .exit_signal = SIGCHLD};
@@ -154,12 +154,15 @@ void spawn_sandbox(struct node *node, const struct warden_request *request, cons
         reply.error = errno;
         snprintf(reply.stage, sizeof reply.stage, "%s", failed);
         if (pid > 0) kill((pid_t)pid, SIGKILL);
-        else if (strcmp(failed, "request") && strcmp(failed, "cgroups")) cgroup_remove(node, slot, NULL);
+        else if (strcmp(failed, "request") && strcmp(failed, "cgroups")) {
+            cgroup_remove(node, slot);
+            sandbox->group = (struct kept_group){0};
+        }
     }
     reply.pid = (int32_t)pid;
     if (pid <= 0) network_release(network);
     *sandbox = (struct sandbox){
-        .pid = pid > 0 ? (pid_t)pid : 0, .pidfd = sandbox->pidfd, .network = network, .wanted = failed && pid > 0};
+        .pid = pid > 0 ? (pid_t)pid : 0, .pidfd = sandbox->pidfd, .network = network, .wanted = failed && pid > 0, .group = sandbox->group};
     wire_send(node->control, &reply, sizeof reply, NULL, 0, failed ? -1 : ends[0]);
     for (int i = 0; i < 2; i++) {
         if (ends[i] >= 0) close(ends[i]);
