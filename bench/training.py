@@ -92,7 +92,7 @@ def workload(model: str, reward: str, steps: int, warm_up: int, top_layers: int 
         batch_size=6,
         num_generations=12,
         max_completion_length=24,
-        micro_batch_size=16,
+        micro_batch_size=12,
         peer_micro_batch_size=2,
         learning_rate=1e-3,
         entropy_bonus=0.0,

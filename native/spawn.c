@@ -6,28 +6,17 @@
 #include <fcntl.h>
 #include <grp.h>
 #include <linux/sched.h>
-#include <net/if.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-static const uint64_t NAMESPACES = CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS;
-
-static const char *raise_loopback(void) {
-    struct ifreq request = {.ifr_name = "lo", .ifr_flags = IFF_UP};
-    int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    if (fd < 0) return NULL; /* a kernel without IPv4 has no loopback to raise */
-    int failed = ioctl(fd, SIOCSIFFLAGS, &request);
-    close(fd);
-    return failed ? "loopback" : NULL;
-}
+static const uint64_t NAMESPACES = CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWUTS;
 
 /* Joins all groups and leaves the one for cpu time (version 1) again: commands join that, each for itself, while the agent and its
  * supervisors stay outside, where no fork bomb can keep them from being scheduled. */
@@ -47,7 +36,7 @@ static const char *enter(const struct node *node, const struct warden_request *r
     if ((failed = mounts_enter_sandbox(request->disk_bytes, request->memory_bytes, workdir, node->rootless ? 0 : request->uid)))
         return failed;
     if (sethostname("sandbox", 7)) return "hostname";
-    if ((failed = raise_loopback())) return failed;
+    if (node->rootless && (failed = network_raise_loopback())) return failed;
     return privileges_reduce_agent(node, request) ? "privileges" : NULL;
 }
 
@@ -132,8 +121,9 @@ void spawn_sandbox(struct node *node, const struct warden_request *request, cons
     int ends[2] = {-1, -1}, go[2] = {-1, -1};
     const char *failed = NULL;
     long pid = -1;
+    int network = -1;
     if (message->payload_bytes < 2 || !memchr(message->payload, 0, message->payload_bytes)) failed = "request", errno = EBADMSG;
-    else if (cgroup_make(node, slot, request, &group)) failed = "cgroups";
+    else if (cgroup_make(node, slot, request, &group, &sandbox->group)) failed = "cgroups";
     else {
         if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) || pipe2(go, O_CLOEXEC)) failed = "descriptors";
         struct clone_args args = {.flags = NAMESPACES | CLONE_PIDFD, .pidfd = (uintptr_t)&sandbox->pidfd, .exit_signal = SIGCHLD};
@@ -141,11 +131,18 @@ void spawn_sandbox(struct node *node, const struct warden_request *request, cons
             args.flags |= CLONE_INTO_CGROUP;
             args.cgroup = (uint64_t)group.dirs[0];
         }
+        if (node->rootless) args.flags |= CLONE_NEWNET;
+        else if (!failed && (network = network_enter()) < 0) failed = "network namespace";
         if (!failed && (pid = syscall(SYS_clone3, &args, sizeof args)) < 0) failed = "namespaces";
         if (pid == 0) {
             close(go[1]);
             close(ends[0]);
             child(node, request, message, &group, ends[1], go[0]);
+        }
+        if (network >= 0) {
+            int error = errno;
+            network_leave();
+            errno = error;
         }
         if (!failed && write_maps(node, request->uid, (pid_t)pid)) failed = "id maps";
         if (!failed && write(go[1], "", 1) != 1) failed = "start";
@@ -157,10 +154,15 @@ void spawn_sandbox(struct node *node, const struct warden_request *request, cons
         reply.error = errno;
         snprintf(reply.stage, sizeof reply.stage, "%s", failed);
         if (pid > 0) kill((pid_t)pid, SIGKILL);
-        else if (strcmp(failed, "request") && strcmp(failed, "cgroups")) cgroup_remove(node, slot, NULL);
+        else if (strcmp(failed, "request") && strcmp(failed, "cgroups")) {
+            cgroup_remove(node, slot);
+            sandbox->group = (struct kept_group){0};
+        }
     }
     reply.pid = (int32_t)pid;
-    *sandbox = (struct sandbox){.pid = pid > 0 ? (pid_t)pid : 0, .pidfd = sandbox->pidfd, .wanted = failed && pid > 0};
+    if (pid <= 0) network_release(network);
+    *sandbox = (struct sandbox){
+        .pid = pid > 0 ? (pid_t)pid : 0, .pidfd = sandbox->pidfd, .network = network, .wanted = failed && pid > 0, .group = sandbox->group};
     wire_send(node->control, &reply, sizeof reply, NULL, 0, failed ? -1 : ends[0]);
     for (int i = 0; i < 2; i++) {
         if (ends[i] >= 0) close(ends[i]);

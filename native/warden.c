@@ -20,9 +20,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+enum { EXPIRY_US = 2000000 /* what could serve the next sandbox waits once to twice as long for it */ };
+
 static struct node node;
 static struct sandbox *sandboxes;
 static uint32_t slots;
+static bool keeps_something;
 
 int write_text(int dir, const char *path, const char *text) {
     int fd = openat(dir, path, O_WRONLY | O_CLOEXEC);
@@ -51,9 +54,24 @@ static uint32_t free_slot(void) {
 static void account_for(uint32_t slot) {
     struct sandbox *sandbox = &sandboxes[slot];
     struct warden_reply reply = {.op = WARDEN_DESTROY, .sequence = sandbox->sequence, .slot = slot, .wait_status = sandbox->wait_status};
-    cgroup_remove(&node, slot, &reply);
+    cgroup_release(&node, slot, &reply, &sandbox->group);
+    network_release(sandbox->network);
     if (sandbox->sequence) wire_send(node.control, &reply, sizeof reply, NULL, 0, -1);
-    *sandbox = (struct sandbox){0};
+    *sandbox = (struct sandbox){.group = sandbox->group};
+    keeps_something = true;
+}
+
+/* Removes what was kept and not used again. Returns how long until the next look, in milliseconds: -1 when nothing is kept. */
+static int expire(void) {
+    static uint64_t due_us;
+    uint64_t now = now_us();
+    if (keeps_something && now >= due_us) {
+        keeps_something = network_expire();
+        for (uint32_t slot = 0; slot < slots; slot++)
+            if (!sandboxes[slot].pid && cgroup_expire(&node, slot, &sandboxes[slot].group)) keeps_something = true;
+        due_us = now + EXPIRY_US;
+    }
+    return keeps_something ? (int)((due_us - now) / 1000) + 1 : -1;
 }
 
 static void reap(int flags) {
@@ -91,6 +109,12 @@ static void destroy(const struct warden_request *request) {
     sandbox->wanted = true;
     if (sandbox->ended) account_for(request->slot);
     else syscall(SYS_pidfd_send_signal, sandbox->pidfd, SIGKILL, NULL, 0);
+}
+
+static void hurry(const struct warden_request *request) {
+    if (request->slot >= slots) return;
+    sandboxes[request->slot].group.touched = true;
+    cgroup_hurry(&node, request->slot, request->flags & HURRY, request->cpu_us);
 }
 
 static int become_rootless(void) {
@@ -141,7 +165,7 @@ _Noreturn static void leave(void) {
         if (sandboxes[slot].pid && !sandboxes[slot].ended) kill(sandboxes[slot].pid, SIGKILL);
     reap(0);
     for (uint32_t slot = 0; slot < slots; slot++)
-        if (sandboxes[slot].pid) cgroup_remove(&node, slot, NULL);
+        if (sandboxes[slot].pid || sandboxes[slot].group.exists) cgroup_remove(&node, slot);
     cgroup_remove_roots(&node);
     remove_state_folder();
     exit(0);
@@ -156,7 +180,7 @@ static void serve(void) {
     if (request.op == WARDEN_SETUP) setup(&request, &message);
     else if (request.op == WARDEN_CREATE) create(&request, &message);
     else if (request.op == WARDEN_DESTROY) destroy(&request);
-    else if (request.op == WARDEN_HURRY) cgroup_hurry(&node, request.slot, request.flags & HURRY, request.cpu_us);
+    else if (request.op == WARDEN_HURRY) hurry(&request);
     wire_release(&message);
 }
 
@@ -196,7 +220,7 @@ int main(int argc, char **argv) {
     /* A forked copy of the host process may hold the socket's other end open: its own end is what counts. */
     int owner = (int)syscall(SYS_pidfd_open, getppid(), 0);
     struct pollfd watched[] = {{node.control, POLLIN, 0}, {signals, POLLIN, 0}, {owner, POLLIN, 0}};
-    while (poll(watched, COUNT(watched), -1) >= 0 || errno == EINTR) {
+    while (poll(watched, COUNT(watched), expire()) >= 0 || errno == EINTR) {
         struct signalfd_siginfo info[32];
         if (watched[1].revents) {
             while (read(signals, info, sizeof info) > 0);

@@ -50,12 +50,29 @@ struct cgroup {
     int dirs[3];              /* folders of this sandbox, -1 when absent */
     int tasks[3];             /* v1: where the child joins by writing "0" */
 };
-int cgroup_make(const struct node *node, uint32_t slot, const struct warden_request *limits, struct cgroup *group);
+struct kept_group {           /* a slot's folders, which outlive its sandbox for a moment */
+    bool exists;
+    bool touched;             /* not as they were made: not for another sandbox */
+    bool recent;
+    uint64_t memory_bytes;
+    uint32_t processes, cpu_us;
+    uint64_t spent_us;        /* v2: processor time of former sandboxes */
+};
+int cgroup_make(const struct node *node, uint32_t slot, const struct warden_request *limits, struct cgroup *group, struct kept_group *kept);
 void cgroup_close(struct cgroup *group);
-void cgroup_remove(const struct node *node, uint32_t slot, struct warden_reply *account);
+void cgroup_release(const struct node *node, uint32_t slot, struct warden_reply *account, struct kept_group *kept);
+bool cgroup_expire(const struct node *node, uint32_t slot, struct kept_group *kept);
+void cgroup_remove(const struct node *node, uint32_t slot);
 void cgroup_hurry(const struct node *node, uint32_t slot, bool hurry, uint32_t cpu_us);
 void cgroup_hurry_all(const struct node *node);
 void cgroup_remove_roots(const struct node *node);
+
+/* network.c */
+const char *network_raise_loopback(void);
+int network_enter(void);
+void network_leave(void);
+void network_release(int fd);
+bool network_expire(void);
 
 /* mounts.c */
 const char *mounts_prepare_node(const struct node *node, const struct message *skeleton);
@@ -76,10 +93,12 @@ void own_identity(void);
 struct sandbox {
     pid_t pid;                /* 0: free slot */
     int pidfd;
+    int network;              /* its network namespace where the warden owns it, else -1 */
     bool ended;               /* reaped; kept until the host asks for its account */
     bool wanted;              /* DESTROY was asked and not answered */
     uint32_t sequence;
     int wait_status;
+    struct kept_group group;  /* stays when the sandbox goes */
 };
 void spawn_sandbox(struct node *node, const struct warden_request *request, const struct message *message, uint32_t slot,
                    struct sandbox *sandbox);

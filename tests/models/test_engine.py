@@ -37,13 +37,13 @@ class _Failing:
         self._decoder, self._left, self._gate = decoder, fail_at, gate
         self.calls = 0
 
-    def extend(self, rows_A, ids_AC, counts_A):
+    def extend(self, chunks):
         self.calls += 1
         if self._gate is not None:
             self._gate.wait(20)
         if self.calls == self._left:
             raise MemoryError("no memory for the next step")
-        return self._decoder.extend(rows_A, ids_AC, counts_A)
+        return self._decoder.extend(chunks)
 
     def __getattr__(self, name):
         return getattr(self._decoder, name)
@@ -186,9 +186,9 @@ def test_publish_takes_effect_in_the_middle_of_a_reply(tiny):
         real = decoder_for(tiny.model, rows=1, context_length=64)
 
         class Stepwise(_Failing):
-            def extend(self, rows_A, ids_AC, counts_A):
+            def extend(self, chunks):
                 gate.acquire(timeout=20)
-                return super().extend(rows_A, ids_AC, counts_A)
+                return super().extend(chunks)
 
         engine = TorchEngine(tiny, rows=1, decoder=Stepwise(real))
         session = await engine.session(seed=1)

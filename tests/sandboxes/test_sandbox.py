@@ -98,7 +98,7 @@ def test_environment_workdir_and_user(make: Maker) -> None:
         "/home/user",
     ]
     assert box.run("sh", "-c", script, user="root", workdir="/").stdout.decode().splitlines()[1:] == ["/", "root", "/root"]
-    assert box.run("env").stdout.count(b"\n") == 7  # nothing of the host's environment
+    assert box.run("env").stdout.count(b"\n") == 8  # nothing of the host's environment
     assert b"SECRET" not in box.run("env").stdout
     with pytest.raises(ConfigError, match="user must be"):
         box.run("id", user="nobody")

@@ -1,13 +1,14 @@
 """The seam between the engine and a model's arithmetic: rows of key-value cache, extended by tokens, answering with logits.
 
-A row's logits depend only on the weights and on the row's own sequence of `extend` calls, bit for bit, whatever other rows are in
-the call. Implementations: `llama_decoder` (fused, fast) and `transformers_decoder` (any causal model).
+A row's logits depend only on the weights and on the row's own sequence of chunks, bit for bit, whatever other rows and chunks are
+in the call. Implementations: `llama_decoder` (fused, fast) and `transformers_decoder` (any causal model).
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,16 +20,24 @@ ROW_MULTIPLE = 16
 """Matrix products are done on a multiple of this many rows: below it, MKL picks kernels by row count and results change in the last bit."""
 
 
+class Chunk(NamedTuple):
+    """Tokens for A rows, up to C for each: the first `counts_A[a]` (>= 1) of `ids_AC[a]` go to row `rows_A[a]`."""
+
+    rows_A: Ints
+    ids_AC: Ints
+    counts_A: Ints
+
+
 class Decoder(Protocol):
-    """Axis letters: A rows of this call, C token columns."""
+    """Axis letters: A rows, C token columns."""
 
     @property
     def lengths(self) -> Ints:
         """(rows,) tokens in each row's cache."""
         ...
 
-    def extend(self, rows_A: Ints, ids_AC: Ints, counts_A: Ints) -> torch.Tensor:
-        """Appends the first `counts_A[a]` (>= 1) ids of each row; returns logits (>= A, vocabulary) after each row's last token."""
+    def extend(self, chunks: Sequence[Chunk]) -> torch.Tensor:
+        """Appends the chunks, no row twice; returns logits (>= all their rows, vocabulary) after each row's last token, in their order."""
         ...
 
     def copy(self, source: int, targets: Ints, length: int) -> None:

@@ -7,6 +7,7 @@ without a vector remainder. tests/models/test_determinism.py holds this to accou
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from sandmill.models import llama
-from sandmill.models.decoder import Ints, round_up, zeros_on_demand
+from sandmill.models.decoder import Chunk, Ints, round_up, zeros_on_demand
 from sandmill.models.llama import FusedLayer, FusedLinear
+from sandmill.models.products import product
 
 _SMALL_PRODUCT = 400
 
@@ -56,10 +58,10 @@ class LlamaDecoder:
         if base is not self._base:
             self._base = base
             self._layers = [_Layer(layer) for layer in base]
+            self._head = product(FusedLinear(llama.head(self._model), None, None, None))
         for index in llama.adapted_indices(self._model):
             self._layers[index].adapt(llama.adapted_layer(self._model, index, self._shape, self._base[index]))
         self._embedding = llama.embedding(self._model).detach()
-        self._head = llama.head(self._model).detach()
         self._norm = llama.final_norm(self._model).detach()
 
     def copy(self, source: int, targets: Ints, length: int) -> None:
@@ -84,26 +86,25 @@ class LlamaDecoder:
         self._lengths[row] = 0
 
     @torch.inference_mode()
-    def extend(self, rows_A: Ints, ids_AC: Ints, counts_A: Ints) -> Tensor:
-        batch = _Batch(rows_A, ids_AC, counts_A, self._lengths[rows_A], self._shape, self._block)
+    def extend(self, chunks: Sequence[Chunk]) -> Tensor:
+        batch = _Batch(chunks, self._lengths, self._shape, self._block)
         x = functional.embedding(batch.ids_N, self._embedding)
         rotations_N = self._rotations_TP[batch.positions_N].unsqueeze(1)
-        mask = batch.mask()
         for index, layer in enumerate(self._layers):
             if index == self._split and self._lowered_RTD is not None:
                 positions = batch.positions_N[: batch.count]
                 self._lowered_RTD[batch.rows_N, positions] = x[: batch.count]
                 self._ids_RT[batch.rows_N.numpy(), positions.numpy()] = batch.ids_N[: batch.count].numpy()
-            qkv = _linear(functional.rms_norm(x, (self._shape.width,), eps=self._shape.eps), layer.qkv)
-            attended = self._attend(index, layer, qkv, batch, rotations_N, mask)
-            x = _add_linear(x, attended, layer.out)
-            gate, up = _linear(functional.rms_norm(x, (self._shape.width,), eps=self._shape.eps), layer.gate_up).chunk(2, -1)
-            x = _add_linear(x, functional.silu(gate).mul_(up), layer.down)
-        self._lengths[rows_A] += counts_A
-        last = functional.rms_norm(x[batch.last_A], (self._shape.width,), self._norm, self._shape.eps)
-        return functional.linear(last, self._head)
+            qkv = layer.qkv(functional.rms_norm(x, (self._shape.width,), eps=self._shape.eps))
+            attended = self._attend(index, layer, qkv, batch, rotations_N)
+            x = layer.out.added_to(x, attended)
+            gate, up = layer.gate_up(functional.rms_norm(x, (self._shape.width,), eps=self._shape.eps)).chunk(2, -1)
+            x = layer.down.added_to(x, functional.silu(gate).mul_(up))
+        for chunk in chunks:
+            self._lengths[chunk.rows_A] += chunk.counts_A
+        return self._head(functional.rms_norm(x[batch.last_A], (self._shape.width,), self._norm, self._shape.eps))
 
-    def _attend(self, index: int, layer: _Layer, qkv: Tensor, batch: _Batch, rotations_N: Tensor, mask: Tensor) -> Tensor:
+    def _attend(self, index: int, layer: _Layer, qkv: Tensor, batch: _Batch, rotations_N: Tensor) -> Tensor:
         shape = self._shape
         rotated = shape.heads + shape.kv_heads
         heads = qkv.view(qkv.shape[0], rotated + shape.kv_heads, shape.head_dim)
@@ -116,27 +117,36 @@ class LlamaDecoder:
         place = (batch.block_N, batch.rows_N, slice(None), batch.offset_N)
         keys[place] = heads[: batch.count, shape.heads : rotated]
         values[place] = heads[: batch.count, rotated:]
-        q = batch.spread(heads[:, : shape.heads])
-        scores = [torch.bmm(q, batch.picked(block).transpose(1, 2)) for block in keys[: batch.blocks]]
+        parts = [self._attend_segment(segment, heads[:, : shape.heads], keys, values) for segment in batch.segments]
+        if len(parts) == 1 and len(parts[0]) == len(qkv):
+            return parts[0]
+        attended = qkv.new_zeros(len(qkv), shape.heads * shape.head_dim)
+        torch.cat(parts, out=attended[: batch.count])
+        return attended
+
+    def _attend_segment(self, segment: _Segment, q_N: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        q = segment.spread(q_N)
+        scores = [torch.bmm(q, segment.picked(block).transpose(1, 2)) for block in keys[: segment.blocks]]
         joined = scores[0] if len(scores) == 1 else torch.cat(scores, -1)
+        mask = segment.mask
         weights = (joined.view(mask.shape[0], -1, *mask.shape[2:]) + mask).softmax(-1).view_as(joined)
         parts = torch.split(weights, self._block, -1)
-        attended = torch.bmm(parts[0], batch.picked(values[0]))
-        for part, block in zip(parts[1:], values[1 : batch.blocks], strict=True):
-            attended.baddbmm_(part, batch.picked(block))
-        return batch.gather(attended)
+        attended = torch.bmm(parts[0], segment.picked(values[0]))
+        for part, block in zip(parts[1:], values[1 : segment.blocks], strict=True):
+            attended.baddbmm_(part, segment.picked(block))
+        return segment.gather(attended)
 
 
 class _Layer:
-    """A layer's effective matrices; adapted ones own their storage, others share the base's."""
+    """A layer's effective matrices."""
 
     def __init__(self, base: FusedLayer) -> None:
-        self.qkv, self.out, self.gate_up, self.down = base.qkv, base.out, base.gate_up, base.down
         self.q_norm, self.k_norm = base.q_norm, base.k_norm
+        self.adapt(base)
 
-    def adapt(self, adapted: FusedLayer) -> None:
-        self.qkv, self.out = _merge(adapted.qkv), _merge(adapted.out)
-        self.gate_up, self.down = _merge(adapted.gate_up), _merge(adapted.down)
+    def adapt(self, layer: FusedLayer) -> None:
+        self.qkv, self.out = product(layer.qkv), product(layer.out)
+        self.gate_up, self.down = product(layer.gate_up), product(layer.down)
 
 
 def _block_length(shape: llama.LlamaShape, context_length: int) -> int:
@@ -146,50 +156,64 @@ def _block_length(shape: llama.LlamaShape, context_length: int) -> int:
     return max(usual, round_up(-(-_SMALL_PRODUCT // (shape.group * shape.head_dim))))
 
 
-def _merge(linear: FusedLinear) -> FusedLinear:
-    return FusedLinear(linear.merged(), linear.bias, None, None)
-
-
 class _Batch:
-    """One call's tokens laid end to end (N, padded to a multiple of 16), and the way to and from rows of attention.
+    """One call's tokens, chunk after chunk, laid end to end (N, padded to a multiple of 16): products run over all of them at once,
+    attention chunk by chunk, so that its shapes are those of the chunk alone."""
 
-    Attention runs over S slots: all rows up to the last one used where most of them are in the call, which spares copying their
-    keys and values, else the A rows of the call.
+    def __init__(self, chunks: Sequence[Chunk], lengths: Ints, shape: llama.LlamaShape, block: int) -> None:
+        self.segments: list[_Segment] = []
+        ids, positions, rows, last = [], [], [], []
+        self.count = 0
+        for chunk in chunks:
+            segment = _Segment(chunk, lengths[chunk.rows_A], self.count, shape, block)
+            self.segments.append(segment)
+            ids.append(segment.ids)
+            positions.append(segment.positions)
+            rows.append(segment.rows)
+            last.append(self.count + np.cumsum(chunk.counts_A) - 1)
+            self.count += segment.count
+        padding = np.zeros(round_up(self.count) - self.count, np.int64)
+        last_A = np.concatenate(last)
+        self.ids_N = torch.from_numpy(np.concatenate([*ids, padding]))
+        self.positions_N = torch.from_numpy(np.concatenate([*positions, padding]))
+        self.rows_N = torch.from_numpy(np.concatenate(rows))
+        self.last_A = torch.from_numpy(np.pad(last_A, (0, round_up(len(last_A)) - len(last_A)), mode="edge"))
+        self.block_N, self.offset_N = (torch.from_numpy(part) for part in np.divmod(self.positions_N[: self.count].numpy(), block))
+
+
+class _Segment:
+    """One chunk's tokens (`start` to `start + count` of the batch), and the way to and from rows of attention.
+
+    Attention runs over S slots: all rows up to the last one used where most of them are in the chunk, which spares copying their
+    keys and values, else the A rows of the chunk. `mask`: float (S, 1, C, keys), 0 where a query may look and -inf where not;
+    (S, 1, group x C, keys) where C > 1.
     """
 
-    def __init__(self, rows_A: Ints, ids_AC: Ints, counts_A: Ints, starts_A: Ints, shape: llama.LlamaShape, block: int) -> None:
+    def __init__(self, chunk: Chunk, starts_A: Ints, start: int, shape: llama.LlamaShape, block: int) -> None:
+        rows_A, ids_AC, counts_A = chunk
         self._shape = shape
         self._columns = ids_AC.shape[1]
+        self._start = start
         self.count = int(counts_A.sum())
         self.blocks = -(-int((starts_A + counts_A).max()) // block)
-        self._keys = self.blocks * block
         span = int(rows_A.max()) + 1
-        self._direct = 4 * len(rows_A) >= 3 * span
-        self._slots = span if self._direct else len(rows_A)
-        self._row_index = None if self._direct else torch.from_numpy(rows_A)
-        slot_A = rows_A if self._direct else np.arange(len(rows_A))
+        direct = 4 * len(rows_A) >= 3 * span
+        self._slots = span if direct else len(rows_A)
+        self._row_index = None if direct else torch.from_numpy(rows_A)
+        slot_A = rows_A if direct else np.arange(len(rows_A))
         valid_AC = np.arange(self._columns) < counts_A[:, None]
         a_N, column_N = np.nonzero(valid_AC)
-        positions_N = np.zeros(round_up(self.count), np.int64)
-        positions_N[: self.count] = starts_A[a_N] + column_N
-        ids_N = np.zeros(len(positions_N), np.int64)
-        ids_N[: self.count] = ids_AC[valid_AC]
-        last_A = np.zeros(round_up(len(rows_A)), np.int64)
-        last_A[: len(rows_A)] = np.cumsum(counts_A) - 1
+        self.ids, self.positions, self.rows = ids_AC[valid_AC], starts_A[a_N] + column_N, rows_A[a_N]
         limits_SC = np.zeros((self._slots, self._columns), np.int64)
         limits_SC[slot_A] = starts_A[:, None] + np.arange(self._columns)
-        self.ids_N, self.positions_N, self.last_A = torch.from_numpy(ids_N), torch.from_numpy(positions_N), torch.from_numpy(last_A)
-        self.rows_N = torch.from_numpy(rows_A[a_N])
-        self.block_N, self.offset_N = (torch.from_numpy(part) for part in np.divmod(positions_N[: self.count], block))
+        self.mask = self._masked(torch.from_numpy(limits_SC), self.blocks * block)
         self._slot_N, self._column_N = torch.from_numpy(slot_A[a_N]), torch.from_numpy(column_N)
-        self._limits_SC = torch.from_numpy(limits_SC)
         self._in_order = self._columns == 1 and self._slots == len(rows_A) and bool((slot_A == np.arange(len(rows_A))).all())
 
-    def mask(self) -> Tensor:
-        """float (S, 1, C, keys): 0 where a query may look, -inf where not; (S, 1, group x C, keys) where C > 1."""
-        ahead = torch.arange(self._keys) > self._limits_SC[:, None, :, None]
+    def _masked(self, limits_SC: Tensor, keys: int) -> Tensor:
+        ahead = torch.arange(keys) > limits_SC[:, None, :, None]
         mask = torch.zeros(ahead.shape).masked_fill_(ahead, float("-inf"))
-        return mask.repeat(1, 1, self._shape.group, 1)
+        return mask.repeat(1, 1, self._shape.group, 1) if self._columns > 1 else mask
 
     def picked(self, block: Tensor) -> Tensor:
         """(rows, kv_heads, block, D) -> (S x kv_heads, block, D)."""
@@ -199,27 +223,17 @@ class _Batch:
     def spread(self, q: Tensor) -> Tensor:
         """(N, heads, D) -> (S x kv_heads, group x C, D); places without a token stay zero."""
         kv_heads, group, dim = self._shape.kv_heads, self._shape.group, self._shape.head_dim
+        q = q[self._start : self._start + self.count]
         if self._in_order:
-            return q[: self.count].reshape(-1, group, dim)
+            return q.reshape(-1, group, dim)
         out = q.new_zeros(self._slots, self._columns, kv_heads * group, dim)
-        out[self._slot_N, self._column_N] = q[: self.count]
+        out[self._slot_N, self._column_N] = q
         return out.view(self._slots, self._columns, kv_heads, group, dim).permute(0, 2, 3, 1, 4).reshape(-1, group * self._columns, dim)
 
     def gather(self, attended: Tensor) -> Tensor:
-        """(S x kv_heads, group x C, D) -> (N padded, heads x D)."""
+        """(S x kv_heads, group x C, D) -> (tokens of the chunk, heads x D)."""
         kv_heads, group, dim = self._shape.kv_heads, self._shape.group, self._shape.head_dim
-        if self._in_order and len(self.ids_N) == self.count:
+        if self._in_order:
             return attended.view(self.count, -1)
-        out = attended.new_zeros(len(self.ids_N), kv_heads * group * dim)
         rows = attended.view(-1, kv_heads, group, self._columns, dim).permute(0, 3, 1, 2, 4)
-        out[: self.count] = rows[self._slot_N, self._column_N].reshape(self.count, -1)
-        return out
-
-
-def _linear(x: Tensor, linear: FusedLinear) -> Tensor:
-    return functional.linear(x, linear.weight, linear.bias)
-
-
-def _add_linear(x: Tensor, y: Tensor, linear: FusedLinear) -> Tensor:
-    added = torch.addmm(x, y, linear.weight.t())
-    return added if linear.bias is None else added.add_(linear.bias)
+        return rows[self._slot_N, self._column_N].reshape(self.count, -1)

@@ -7,7 +7,7 @@ adapters over frozen matrices, or the matrices themselves.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from sandmill.models.llama import FusedLayer, FusedLinear, LlamaShape
+from sandmill.models.products import frozen_linear
 
 _HEAD_CHUNK = 1 << 25
 """Logits (positions x vocabulary) held at once; beyond it they are computed in chunks and again in the backward pass."""
@@ -108,19 +109,48 @@ def score_hidden(stack: Stack, hidden_KD: Tensor, targets_K: Tensor, temperature
 
 
 def _score(hidden: Tensor, targets: Tensor, norm: Tensor, head: Tensor, temperature: float, eps: float) -> tuple[Tensor, Tensor]:
-    logits = functional.linear(functional.rms_norm(hidden, (hidden.shape[-1],), norm, eps), head)
-    logprobs = functional.log_softmax(logits if temperature == 1.0 else logits / temperature, -1)
-    entropies = -(logprobs.exp() * logprobs).sum(-1)
-    return logprobs.gather(1, targets[:, None])[:, 0], entropies
+    logits = frozen_linear(functional.rms_norm(hidden, (hidden.shape[-1],), norm, eps), head, None)
+    logprobs, entropies = _Distribution.apply(logits if temperature == 1.0 else logits / temperature, targets)  # type: ignore[no-untyped-call]
+    return logprobs, entropies
+
+
+class _Distribution(torch.autograd.Function):
+    """log p(target) and entropy H of softmax(z), from logits z (K, V). With p = softmax(z):
+    d log p_t / dz = onehot(t) - p and dH / dz = -p (log p + H). The backward pass needs one K x V matrix, where autograd keeps three."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        logprobs = functional.log_softmax(logits, -1)
+        entropies = -torch.linalg.vecdot(logprobs.exp(), logprobs)
+        ctx.save_for_backward(logprobs, entropies, targets)
+        ctx.set_materialize_grads(False)
+        return logprobs.gather(1, targets[:, None])[:, 0], entropies
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, None]:
+        of_logprobs, of_entropies = gradients
+        logprobs, entropies, targets = ctx.saved_tensors
+        if of_entropies is not None:
+            of_logits = (logprobs + entropies[:, None]).mul_(-of_entropies[:, None])
+            if of_logprobs is not None:
+                of_logits.sub_(of_logprobs[:, None])
+            of_logits.mul_(logprobs.exp())
+        elif of_logprobs is not None:
+            of_logits = logprobs.exp().mul_(-of_logprobs[:, None])
+        else:
+            return None, None
+        if of_logprobs is not None:
+            of_logits.scatter_add_(1, targets[:, None], of_logprobs[:, None])
+        return of_logits, None
 
 
 def _apply(stack: Stack, x: Tensor, linear: FusedLinear) -> Tensor:
     if linear.up is None or linear.down is None:
-        return functional.linear(x, linear.weight, linear.bias)
+        return frozen_linear(x, linear.weight, linear.bias)
     if stack.merge and not stack.dropout:
         return functional.linear(x, linear.merged(), linear.bias)
     inner = functional.dropout(x, stack.dropout) if stack.dropout else x
-    return functional.linear(x, linear.weight, linear.bias) + functional.linear(functional.linear(inner, linear.down), linear.up)
+    return frozen_linear(x, linear.weight, linear.bias) + functional.linear(functional.linear(inner, linear.down), linear.up)
 
 
 def _attend(shape: LlamaShape, layer: FusedLayer, qkv: Tensor, layout: Layout, rotations_N: Tensor) -> Tensor:

@@ -148,7 +148,7 @@ class LoraPolicy:
             shape=shape,
             layers=layers,
             norm=llama.final_norm(self._model).detach(),
-            head=llama.head(self._model).detach(),
+            head=llama.head(self._model),  # frozen, and the very tensor: it is laid out for its products once
             rotations_TP=llama.rotations(self._model, columns),
             merge=shape.width <= _MERGE_WIDTH,
             dropout=self._dropout if self._training else 0.0,

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sandmill.models.decoder import Decoder, Ints, round_up, zeros_on_demand
+from sandmill.models.decoder import Chunk, Decoder, Ints, round_up, zeros_on_demand
 
 _KEY_MULTIPLE = 64
 _PROBE_TOLERANCE = 2e-3
@@ -59,7 +60,11 @@ class BatchedDecoder:
         self._lengths[row] = 0
 
     @torch.no_grad()
-    def extend(self, rows_A: Ints, ids_AC: Ints, counts_A: Ints) -> Tensor:
+    def extend(self, chunks: Sequence[Chunk]) -> Tensor:
+        return _stacked([row for chunk in chunks for row in self._extend(chunk)])
+
+    def _extend(self, chunk: Chunk) -> Tensor:
+        rows_A, ids_AC, counts_A = chunk
         columns = ids_AC.shape[1]
         starts_A = self._lengths[rows_A]
         # Never none: torch multiplies very small matrices by another kernel, whose last bits differ.
@@ -80,8 +85,7 @@ class BatchedDecoder:
         )
         self._keep(cache, rows_A, starts_A, counts_A, past)
         self._lengths[rows_A] += counts_A
-        last = torch.from_numpy(np.pad(counts_A, (0, pad), mode="edge") - 1)
-        return logits[torch.arange(len(rows)), last].float()
+        return logits[torch.arange(len(rows_A)), torch.from_numpy(counts_A - 1)].float()
 
     def _keep(self, cache: Any, rows_A: Ints, starts_A: Ints, counts_A: Ints, past: int) -> None:
         taken, column = np.nonzero(np.arange(int(counts_A.max())) < counts_A[:, None])
@@ -130,15 +134,23 @@ class RowDecoder:
         self._lengths[row] = 0
 
     @torch.no_grad()
-    def extend(self, rows_A: Ints, ids_AC: Ints, counts_A: Ints) -> Tensor:
-        logits = [self._advance(row, ids[:count]) for row, ids, count in zip(rows_A.tolist(), ids_AC, counts_A.tolist(), strict=True)]
-        self._lengths[rows_A] += counts_A
-        return torch.stack(logits + [logits[0]] * (round_up(len(logits)) - len(logits)))
+    def extend(self, chunks: Sequence[Chunk]) -> Tensor:
+        logits = []
+        for rows_A, ids_AC, counts_A in chunks:
+            for row, ids, count in zip(rows_A.tolist(), ids_AC, counts_A.tolist(), strict=True):
+                logits.append(self._advance(row, ids[:count]))
+            self._lengths[rows_A] += counts_A
+        return _stacked(logits)
 
     def _advance(self, row: int, ids: Ints) -> Tensor:
         logits, self._caches[row] = _forward(self._model, self._caches[row], input_ids=torch.from_numpy(ids[None]))
         self._chunks[row].append(ids)
         return logits[0, -1].float()
+
+
+def _stacked(logits: list[Tensor]) -> Tensor:
+    """(A padded, V): element-wise work on it has no vector remainder."""
+    return torch.stack(logits + [logits[0]] * (round_up(len(logits)) - len(logits)))
 
 
 def _plain(model: Any, ids_BT: Tensor) -> tuple[Tensor, Any]:
@@ -179,8 +191,8 @@ def _reproduces(model: Any) -> bool:
     first, second = np.random.default_rng(0).integers(0, model.config.vocab_size, (2, 5))
     try:
         decoder = BatchedDecoder(model, rows=2, context_length=8)
-        decoder.extend(np.array([0]), first[None, :3], np.array([3]))
-        got = decoder.extend(np.array([0, 1]), np.stack([first[3:5], second[:2]]), np.array([2, 1]))
+        decoder.extend([Chunk(np.array([0]), first[None, :3], np.array([3]))])
+        got = decoder.extend([Chunk(np.array([0, 1]), np.stack([first[3:5], second[:2]]), np.array([2, 1]))])
         for logits, ids in ((got[0], first), (got[1], second[:1])):
             wanted = _plain(model, torch.from_numpy(ids[None]))[0][0, -1].float()
             if float((logits - wanted).abs().max()) > _PROBE_TOLERANCE * max(1.0, float(wanted.abs().max())):

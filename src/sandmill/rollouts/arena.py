@@ -34,21 +34,24 @@ class Limits:
 class SandboxSource:
     """Hands out fresh sandboxes, at most `capacity` alive at once, and tears them down in the background.
 
-    Ready-made sandboxes come from a pool that refills while the trainer computes. `close()` returns when every sandbox is gone.
+    Ready-made sandboxes come from a pool that refills when none is in use: then the trainer computes, on fewer processors than
+    episodes keep busy. `close()` returns when every sandbox is gone.
     """
 
     def __init__(self, spec: SandboxSpec, *, capacity: int, ready: int) -> None:
-        self._pool = Pool(spec, size=min(ready, capacity))
+        self._pool = Pool(spec, size=min(ready, capacity), eager=False)
+        self._in_use = 0
         self._slots = asyncio.Semaphore(capacity)
         self._endings: set[asyncio.Task[None]] = set()
 
     async def take(self, files: Mapping[str, bytes]) -> Sandbox:
         """A sandbox with `files` in its workdir. Waits for a slot; raises SandboxError when creation fails."""
         await self._slots.acquire()
+        self._in_use += 1
         try:
             return await self._pool.take.aio(files)
         except BaseException:
-            self._slots.release()
+            self._free_slot()
             raise
 
     def give_back(self, sandbox: Sandbox) -> None:
@@ -61,7 +64,13 @@ class SandboxSource:
         try:
             await sandbox.terminate.aio()
         finally:
-            self._slots.release()
+            self._free_slot()
+            if not self._in_use:
+                await self._pool.fill.aio()
+
+    def _free_slot(self) -> None:
+        self._in_use -= 1
+        self._slots.release()
 
     async def close(self) -> None:
         """Ends the pool and waits for every termination under way. Idempotent."""

@@ -18,7 +18,14 @@ from sandmill.sandboxes.spec import SandboxSpec, check_env
 _LARGEST_MAX_OUTPUT: Final = 64 << 20
 _TIOCSPTLCK: Final = 0x40045431
 _TIOCGPTPEER: Final = 0x5441
-_BASE_ENV: Final = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", "TERM": "dumb"}
+_BASE_ENV: Final = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    # UTF-8 text; every other category of C.UTF-8 is that of C, and LANG would have each program open twelve files to learn so.
+    "LC_CTYPE": "C.UTF-8",
+    # Without it bash asks the user database at every start.
+    "SHELL": "/bin/bash",
+    "TERM": "dumb",
+}
 _USERS: Final = {"user": (USER_UID, {"HOME": "/home/user", "USER": "user"}), "root": (0, {"HOME": "/root", "USER": "root"})}
 
 Three = tuple[int, int, int]

@@ -23,11 +23,16 @@ _REFILL_AFTER_S: Final = 0.01
 
 
 class Pool:
-    """Keeps `size` sandboxes of one spec ready. With size 0 every `take` creates."""
+    """Keeps `size` sandboxes of one spec ready. With size 0 every `take` creates.
 
-    def __init__(self, spec: SandboxSpec, size: int) -> None:
+    `eager`: replaces each one as it is taken. Otherwise `fill` does, at a time of the caller's choice: a trainer's processors are
+    busier while episodes run than between them.
+    """
+
+    def __init__(self, spec: SandboxSpec, size: int, *, eager: bool = True) -> None:
         self.spec = spec
         self.size = size
+        self._eager = eager
         self._ready: deque[Sandbox] = deque()
         self._makers: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -45,7 +50,8 @@ class Pool:
         """A fresh sandbox with `files` in its workdir: a ready one, or a new one when none is. Raises what `Sandbox.create` raises."""
         while self._ready:
             sandbox = self._ready.popleft()
-            asyncio.get_running_loop().call_later(_REFILL_AFTER_S, self._refill)
+            if self._eager:
+                asyncio.get_running_loop().call_later(_REFILL_AFTER_S, self._refill)
             if not sandbox.alive:
                 continue
             sandbox.hand_out(name, labels)
@@ -56,8 +62,14 @@ class Pool:
                 await sandbox.stop("its files could not be written")
                 raise
             return sandbox
-        self._refill()
+        if self._eager:
+            self._refill()
         return await Sandbox.from_spec.aio(self.spec, files=files, name=name, labels=labels)
+
+    @dual
+    async def fill(self) -> None:
+        """Starts to make what is missing, in the background."""
+        self._refill()
 
     @dual
     async def close(self) -> None:

@@ -30,6 +30,7 @@ from sandmill.training.base import load_base, ready_policy
 from sandmill.training.checkpoint import CheckpointState, checkpoints, export_adapter, restore, save_checkpoint
 from sandmill.training.learner import Learner
 from sandmill.training.recorder import Recorder
+from sandmill.training.settle import settle
 
 _CAP_MARGIN = 2
 """A step may cost this many times the costliest one before it without exceeding the cap: other work on the machine makes steps longer."""
@@ -147,6 +148,7 @@ def _ready(
     parts = assemble(manifest, environment, loaded, policy)
     closing.callback(parts.close)
     parts.engine.publish(learner.version)
+    settle()
     return Run(
         manifest=manifest,
         folder=folder,

@@ -2,6 +2,9 @@
 
 In: requests (row, ids, sampling); out: finished replies. A row's tokens and log-probabilities depend only on the weights, its own
 ids and its seed: contexts are cut into chunks by their own length alone, and sampling is counter-based.
+
+A round is one call of the decoder for everything there is to do: the next token of every sampling row, and a chunk of every waiting
+context. For a large model a call costs as much for a few tokens as for a hundred.
 """
 
 from __future__ import annotations
@@ -13,18 +16,16 @@ import numpy as np
 import torch
 
 from sandmill.errors import NonFinite
-from sandmill.models.decoder import Decoder, Ints
+from sandmill.models.decoder import Chunk, Decoder, Ints, round_up
 from sandmill.models.hidden import HiddenStates
 from sandmill.models.llama_decoder import LlamaDecoder
 from sandmill.models.model import Sample, Sampling, StopReason
 from sandmill.models.sampling import choose, uniform
 
-LONG_CHUNK, SHORT_CHUNK = 64, 8
-_LONG_FROM = 25
-"""A context with at least this many tokens left takes a long chunk. Part of the sampled bits: chunking decides the matrix shapes."""
-_LONG_ROWS = 16
-_PREFILL_ROUNDS = 4
-"""Chunks computed between two decode steps, so that long contexts do not starve rows that are sampling."""
+CHUNK_SIZES = (8, 24, 64)
+"""A context takes the smallest that holds what is left of it. Part of the sampled bits: chunking decides the shapes of attention."""
+_ROUND_TOKENS = 1024
+"""Columns of waiting contexts in one round, so that a flood of long ones does not starve rows that are sampling."""
 
 
 @dataclass(eq=False)
@@ -60,6 +61,8 @@ class DecodeLoop:
         self._context = context_length
         self.version = version
         self._filling: list[Request] = []
+        self._joining: list[Request] = []
+        self._joined: list[Request] = []
         self._prompts: dict[bytes, Prompt] = {}
         self._kept: dict[int, tuple[int, ...]] = {}
         self._requests: dict[int, Request] = {}
@@ -75,7 +78,7 @@ class DecodeLoop:
 
     @property
     def idle(self) -> bool:
-        return not self._filling and not self._active.any()
+        return not (self._filling or self._joining or self._joined or self._active.any())
 
     def open(self, row: int, seed: int) -> None:
         """Gives `row` to a new session."""
@@ -100,19 +103,21 @@ class DecodeLoop:
                 prompt.followers.append(request)
                 return
             if prompt is not None:
-                self._share(prompt, [request])
+                self._joining.append(request)
                 return
             self._prompts[key] = request.prompt
         self._filling.append(request)
 
     def drop(self, row: int) -> None:
         """Ends the session of `row`, whatever it is doing."""
+        self._copy_to_joining()  # `row` may be the last that holds what they wait for
         self._active[row] = False
         request = self._requests.pop(row, None)
         if request is not None and request in self._filling:
             self._filling.remove(request)
             if request.prompt is not None:
                 self._promote(request.prompt)
+        self._joined = [joined for joined in self._joined if joined is not request]
         for prompt in list(self._prompts.values()):
             prompt.followers = [follower for follower in prompt.followers if follower.row != row]
             prompt.rows.discard(row)
@@ -127,57 +132,92 @@ class DecodeLoop:
             self._kept.clear()
         self.version = version
         self._prompts.clear()
+        again, self._joining, self._joined = [*self._joining, *self._joined], [], []
+        for request in again:
+            self._decoder.clear(request.row)
+            self.admit(request)
 
     def round(self) -> None:
-        """Up to a few chunks of waiting contexts, then one token for every sampling row."""
-        for _ in range(_PREFILL_ROUNDS):
-            if not self._filling:
-                break
-            self._fill()
-        rows = np.flatnonzero(self._active)
-        if len(rows):
-            logits = self._decoder.extend(rows, self._last[rows, None], np.ones(len(rows), np.int64))
-            self._emit(rows, logits)
-
-    def _fill(self) -> None:
-        """One chunk for as many waiting contexts as take the same chunk size."""
-        size = _chunk(self._filling[0])
-        batch = [request for request in self._filling if _chunk(request) == size]
-        batch = batch[:_LONG_ROWS] if size == LONG_CHUNK else batch
-        rows = np.array([request.row for request in batch], np.int64)
-        counts = np.array([min(size, len(request.ids) - request.offset) for request in batch], np.int64)
-        ids = np.zeros((len(batch), size), np.int64)
-        for index, request in enumerate(batch):
-            ids[index, : counts[index]] = request.ids[request.offset : request.offset + counts[index]]
-        logits = self._decoder.extend(rows, ids, counts)
-        for request, count in zip(batch, counts.tolist(), strict=True):
-            request.offset += count
-        done = [index for index, request in enumerate(batch) if request.offset == len(request.ids)]
+        """One token for every sampling row, and a chunk of every waiting context that fits."""
+        sampling = np.flatnonzero(self._active)
+        filling = self._next_to_fill()
+        chunks = [Chunk(sampling, self._last[sampling, None], np.ones(len(sampling), np.int64))] if len(sampling) else []
+        chunks += [_chunk(requests, size) for size, requests in filling.items()]
+        logits = [self._decoder.extend(chunks)] if chunks else []
+        ready = [(row, index) for index, row in enumerate(sampling.tolist())]
+        first = len(sampling)
+        done = set()
+        for requests in filling.values():
+            for index, request in enumerate(requests, first):
+                request.offset += min(_size(request), len(request.ids) - request.offset)
+                if request.offset == len(request.ids):
+                    done.add(id(request))
+                    ready += [(each.row, index) for each in self._filled(request, logits[0][index])]
+            first += len(requests)
         if done:
-            finished = [batch[index] for index in done]
-            waiting = {id(request) for request in finished}
-            self._filling = [request for request in self._filling if id(request) not in waiting]
-            self._filled(finished, logits, done)
+            self._filling = [request for request in self._filling if id(request) not in done]
+        for prompt, requests in self._take_joined().items():
+            assert prompt.logits_V is not None
+            index = sum(map(len, logits))
+            logits.append(prompt.logits_V[None])
+            ready += [(request.row, index) for request in requests]
+        if ready:
+            self._emit(ready, logits[0] if len(logits) == 1 else torch.cat(logits))
 
-    def _filled(self, finished: list[Request], logits: torch.Tensor, indices: list[int]) -> None:
-        picked = logits[torch.tensor(_padded(indices, logits.shape[0]))]
-        for request, index in zip(finished, indices, strict=True):
-            if request.prompt is not None:
-                request.prompt.logits_V = logits[index].clone()
-                request.prompt.rows.add(request.row)
-        self._begin(finished, picked)
-        for request in finished:
-            if request.prompt is not None and request.prompt.followers:
-                followers, request.prompt.followers = request.prompt.followers, []
-                self._share(request.prompt, followers, source=request.row)
+    def _copy_to_joining(self) -> None:
+        """Copies shared contexts to the rows of those that came when they had been computed."""
+        joining: dict[Prompt, list[Request]] = {}
+        for request in self._joining:
+            assert request.prompt is not None
+            joining.setdefault(request.prompt, []).append(request)
+        for prompt, requests in joining.items():
+            self._copy(prompt, requests, min(prompt.rows))
+        self._joined += self._joining
+        self._joining = []
 
-    def _share(self, prompt: Prompt, requests: list[Request], source: int | None = None) -> None:
-        """Copies a computed context to its siblings' rows and samples their first tokens."""
-        assert prompt.logits_V is not None
-        rows = np.array([request.row for request in requests], np.int64)
-        self._decoder.copy(min(prompt.rows) if source is None else source, rows, len(requests[0].ids))
-        prompt.rows.update(rows.tolist())
-        self._begin(requests, prompt.logits_V.expand(-(-len(rows) // 16) * 16, -1))
+    def _take_joined(self) -> dict[Prompt, list[Request]]:
+        """Those who sample the first token of a shared context now."""
+        self._copy_to_joining()
+        joined: dict[Prompt, list[Request]] = {}
+        for request in self._joined:
+            assert request.prompt is not None
+            assert request.prompt.logits_V is not None
+            joined.setdefault(request.prompt, []).append(request)
+            self._begin(request, len(request.prompt.logits_V), len(request.ids))
+        self._joined = []
+        return joined
+
+    def _next_to_fill(self) -> dict[int, list[Request]]:
+        """Waiting contexts by the size of their next chunk, oldest first."""
+        room = _ROUND_TOKENS
+        filling: dict[int, list[Request]] = {}
+        for request in self._filling:
+            room -= _size(request)
+            if room < 0:
+                break
+            filling.setdefault(_size(request), []).append(request)
+        return filling
+
+    def _filled(self, request: Request, logits_V: torch.Tensor) -> list[Request]:
+        """A context is complete: it samples from now on, and so do those that waited for the same one. Returns all of them."""
+        requests = [request]
+        prompt = request.prompt
+        if prompt is not None:
+            prompt.logits_V = logits_V.clone()
+            prompt.rows.add(request.row)
+            followers, prompt.followers = prompt.followers, []
+            self._copy(prompt, followers, request.row)
+            requests += followers
+        for each in requests:
+            self._begin(each, len(logits_V), int(self._decoder.lengths[request.row]))
+        return requests
+
+    def _copy(self, prompt: Prompt, requests: list[Request], source: int) -> None:
+        """Copies a computed context to its siblings' rows."""
+        if requests:
+            rows = np.array([request.row for request in requests], np.int64)
+            self._decoder.copy(source, rows, len(requests[0].ids))
+            prompt.rows.update(rows.tolist())
 
     def _promote(self, prompt: Prompt) -> None:
         """The leader of a shared context went away half-way: its first follower starts over."""
@@ -186,21 +226,22 @@ class DecodeLoop:
         elif self._prompts.get(prompt.key) is prompt:
             del self._prompts[prompt.key]
 
-    def _begin(self, requests: Sequence[Request], logits: torch.Tensor) -> None:
-        for request in requests:
-            row, sampling = request.row, request.sampling
-            room = self._context - int(self._decoder.lengths[row])
-            self._limits[row] = min(sampling.max_new_tokens, room)
-            self._produced[row] = 0
-            self._temperatures[row] = sampling.temperature
-            self._top_ps[row] = sampling.top_p
-            self._stop_set[row] = self._stop_index(sampling.stop_ids, logits.shape[1])
-            self._active[row] = True
-        self._emit(np.array([request.row for request in requests], np.int64), logits)
+    def _begin(self, request: Request, vocabulary: int, length: int) -> None:
+        row, sampling = request.row, request.sampling
+        room = self._context - length
+        self._limits[row] = min(sampling.max_new_tokens, room)
+        self._produced[row] = 0
+        self._temperatures[row] = sampling.temperature
+        self._top_ps[row] = sampling.top_p
+        self._stop_set[row] = self._stop_index(sampling.stop_ids, vocabulary)
+        self._active[row] = True
 
-    def _emit(self, rows: Ints, logits: torch.Tensor) -> None:
-        """Samples one token for each of `rows` from the first logits; finishes the rows that stop."""
-        pad = logits.shape[0] - len(rows)
+    def _emit(self, ready: Sequence[tuple[int, int]], logits: torch.Tensor) -> None:
+        """Samples one token for each (row, index into `logits`); finishes the rows that stop."""
+        rows, indices = np.array(ready, np.int64).T
+        pad = round_up(len(rows)) - len(rows)
+        if len(logits) != len(rows) + pad or not np.array_equal(indices, np.arange(len(rows))):
+            logits = logits[torch.from_numpy(np.pad(indices, (0, pad), mode="edge"))]
         with torch.inference_mode():
             tokens_A, logprobs_A = choose(
                 logits,
@@ -252,10 +293,16 @@ class DecodeLoop:
         return index
 
 
-def _chunk(request: Request) -> int:
-    return LONG_CHUNK if len(request.ids) - request.offset >= _LONG_FROM else SHORT_CHUNK
+def _size(request: Request) -> int:
+    left = len(request.ids) - request.offset
+    return next((size for size in CHUNK_SIZES if left <= size), CHUNK_SIZES[-1])
 
 
-def _padded(indices: list[int], available: int) -> list[int]:
-    """Indices repeated to a multiple of 16, so that element-wise work has no vector remainder."""
-    return indices + [indices[0]] * (-len(indices) % 16) if available else indices
+def _chunk(requests: list[Request], size: int) -> Chunk:
+    """The next `size` tokens of each, or what is left of them."""
+    rows = np.array([request.row for request in requests], np.int64)
+    counts = np.array([min(size, len(request.ids) - request.offset) for request in requests], np.int64)
+    ids = np.zeros((len(requests), size), np.int64)
+    for index, request in enumerate(requests):
+        ids[index, : counts[index]] = request.ids[request.offset : request.offset + counts[index]]
+    return Chunk(rows, ids, counts)
