@@ -175,6 +175,15 @@ def test_tables(clean: Server) -> None:
     assert table["rows"][0]["object"]["kind"] == "PartialObjectMetadata"
 
 
+def test_a_table_is_harmless_on_a_terminal(clean: Server) -> None:
+    clean.box("hostile")
+    clean.run("hostile", "echo", "\x1b]0;owned\x07", "\u202eevil")
+    body = clean.ask("GET", "processes", headers={"Accept": "application/json;as=Table;v=v1;g=meta.k8s.io"}).body.decode()
+    assert "\\u001b" not in body
+    assert "\u202e" not in body
+    assert "␛]0;owned" in body
+
+
 def test_offerings_are_the_price_book(server: Server) -> None:
     items = server.ask("GET", "/apis/nodus.dev/v1/offerings").json["items"]
     prices = {item["metadata"]["name"]: item["status"]["priceUSDPerHour"]["from"] for item in items}

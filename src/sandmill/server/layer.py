@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from sandmill.config.quantities import parse_bytes, parse_cpu, parse_duration
 from sandmill.errors import ConfigError, SandboxError, SandboxFileError
+from sandmill.reports.inert import inert
 from sandmill.sandboxes import PIPE, Sandbox, SandboxSpec
 from sandmill.server.refusals import Cause, Refusal
 from sandmill.server.specs import DEFAULT_IMAGE, WORKSPACE
@@ -105,7 +106,7 @@ async def save(sandbox: Sandbox, target: Path) -> int:
                 code = await process.wait.aio()
                 await asyncio.to_thread(_to_disk, file)
         if code != 0 or process.stdout.truncated:
-            said = (await process.stderr.read_bytes.aio()).decode("ascii", "backslashreplace")[:300]
+            said = inert((await process.stderr.read_bytes.aio()).decode("utf-8", "replace"), limit=300)
             raise SandboxFileError(5, f"tar ended with {code}: {said}", folder)
         partial.rename(target)
     except BaseException:
@@ -129,7 +130,7 @@ async def restore(sandbox: Sandbox, source: Path) -> None:
         await process.stdin.close.aio()
         code = await process.wait.aio()
     if code != 0:
-        said = (await process.stderr.read_bytes.aio()).decode("ascii", "backslashreplace")[:300]
+        said = inert((await process.stderr.read_bytes.aio()).decode("utf-8", "replace"), limit=300)
         raise SandboxFileError(5, f"tar ended with {code}: {said}", folder)
 
 

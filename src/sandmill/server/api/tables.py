@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from typing import Any, Final
 
+from sandmill.reports.inert import inert
 from sandmill.server.kinds import Column, Kind, at_path
 from sandmill.server.records import Value, seconds_of
 
+_WIDEST: Final = 200
 _STEPS: Final = ((86_400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 
 
@@ -51,9 +53,10 @@ def _cell(column: Column, value: Value) -> Any:
         return "" if column.type != "integer" else None
     if column.type == "date":
         return age(str(found))
-    if isinstance(found, list):
-        return " ".join(map(str, found))[:200]
-    return found if isinstance(found, int) and column.type == "integer" else str(found)
+    if isinstance(found, int) and column.type == "integer":
+        return found
+    words = " ".join(map(str, found)) if isinstance(found, list) else str(found)
+    return inert(words, limit=_WIDEST)  # command lines print cells as they are
 
 
 def age(moment: str) -> str:
