@@ -241,12 +241,12 @@ def test_kubectl_is_a_client_too(tmp_path: Path) -> None:
             return done.stdout
 
         assert "sandboxes" in kubectl("api-resources")
-        assert "created" in kubectl("apply", "-f", str(tmp_path / "k.json"), "--validate=false")
+        assert "created" in kubectl("apply", "-f", str(tmp_path / "k.json"))
         assert "condition met" in kubectl("wait", "sandbox/k", "--for=condition=Ready", "--timeout=10s")
         assert "Running" in kubectl("get", "sb")
         assert kubectl("get", "sb", "k", "-o", "jsonpath={.spec.resources.memory}") == "256Mi"
         assert "labeled" in kubectl("label", "sb", "k", "a=b")
         assert "k" in kubectl("get", "sb", "-l", "a=b", "-o", "name")
         assert "idleTimeout" in kubectl("explain", "sandbox.spec.lifecycle")
-        assert "unchanged" in kubectl("apply", "-f", str(tmp_path / "k.json"), "--validate=false")
+        assert "unchanged" in kubectl("apply", "-f", str(tmp_path / "k.json"))
         assert "deleted" in kubectl("delete", "sb", "k", "--wait=true", "--timeout=10s")

@@ -170,7 +170,7 @@ class Commands:
                 return self._stored(value)
             task = asyncio.get_running_loop().create_task(self._attend(running, process))
             self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(self._over)
             entered = running.tty
         finally:
             if entered:  # an open terminal is no activity in itself; every other command is until it ends
@@ -239,6 +239,11 @@ class Commands:
         if not running.tty:
             running.live.leave()
         self._end(running, _ending(running, process, gone))
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("a command's end could not be recorded", exc_info=error)
 
     async def _copy(self, running: Running, stream: Output, name: str) -> None:
         """Reads while there is room; what nobody reads is bounded, dropped and in the end stopped by the sandbox itself."""

@@ -138,11 +138,11 @@ async def _run(settings: Settings, keys: Keys, listening: socket.socket, server:
         await boxes.recover(float(loaded.notes.get("alive", time.time())))
         publish(records, settings.prices)
         server.config.app = application(on)
-        tasks = [
-            home.create_task(boxes.tick()),
-            home.create_task(_beat(store)),
-            home.create_task(_announce(server, settings, listening, announce)),
-        ]
+        parts = (boxes.tick(), _beat(store), _announce(server, settings, listening, announce))
+        tasks = [home.create_task(part) for part in parts]
+        broken: list[BaseException] = []
+        for task in tasks:
+            task.add_done_callback(lambda done: _watch(done, server, broken))
         try:
             await server.serve(sockets=[listening])
         finally:
@@ -152,8 +152,18 @@ async def _run(settings: Settings, keys: Keys, listening: socket.socket, server:
                 async with asyncio.timeout(_CLOSE_S):
                     await boxes.close()
                     await commands.settled()
+        if broken:
+            raise broken[0]
     finally:
         store.close()
+
+
+def _watch(task: asyncio.Task[None], server: uvicorn.Server, broken: list[BaseException]) -> None:
+    """A part of the server that dies ends the server: without its ticker, say, no sandbox would ever be idle again."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.error("a part of the server has died; the server ends", exc_info=error)
+        broken.append(error)
+        server.should_exit = True
 
 
 async def _beat(store: Store) -> None:

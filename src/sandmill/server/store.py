@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import logging
 import os
 import queue
 import threading
@@ -28,6 +29,7 @@ _PATIENCE_S: Final = 5.0
 _MOST_AT_ONCE: Final = 2000
 _PRUNE_EVERY: Final = 500
 _ADVISORY_LOCK: Final = 0x5A4D_1115
+_log = logging.getLogger("sandmill.server")
 R = TypeVar("R")
 
 
@@ -171,6 +173,7 @@ class Store:
                 break
             except sql.exc.SQLAlchemyError as error:
                 self.trouble = f"the server cannot write its state: {_first_line(error)}"
+                _log.error("%s; trying again", self.trouble)
                 connection.invalidate()
                 connection.close()
                 connection = self._again()

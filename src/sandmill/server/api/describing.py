@@ -15,6 +15,11 @@ from sandmill.server.versions import VERSION_NUMBER
 _PREFIX: Final = "dev.nodus.v1."
 _NAME: Final = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "pattern": "^[a-z0-9][-a-z0-9]{0,62}$"}}
 _PROJECT: Final = {**_NAME, "name": "namespace"}
+_WRITING: Final[list[dict[str, Any]]] = [
+    {"name": "dryRun", "in": "query", "schema": {"type": "string", "enum": ["All"]}},
+    {"name": "fieldValidation", "in": "query", "schema": {"type": "string", "enum": ["Ignore", "Warn", "Strict"]}},
+]
+"""The server is always strict; that it takes the second parameter tells kubectl to leave the checking to it."""
 _ROOT: Final = f"/apis/{GROUP}/{VERSION}"
 
 
@@ -99,13 +104,13 @@ def _paths(kind: Kind) -> dict[str, Any]:
         many["get"] = _operation("list", kind.kind, {"200": listed}, selectors) | marks | {"x-kubernetes-action": "list"}
     if "create" in kind.verbs:
         made = {"200": reference, "201": reference}
-        many["post"] = _operation("create", kind.kind, made, [_query("dryRun", {"type": "string", "enum": ["All"]})], reference) | marks
+        many["post"] = _operation("create", kind.kind, made, _WRITING, reference) | marks
     if "get" in kind.verbs:
         one["get"] = _operation("read", kind.kind, {"200": reference}, []) | marks
     if "update" in kind.verbs:
-        one["put"] = _operation("replace", kind.kind, {"200": reference}, [], reference) | marks
+        one["put"] = _operation("replace", kind.kind, {"200": reference}, _WRITING, reference) | marks
     if "patch" in kind.verbs:
-        patch = _operation("patch", kind.kind, {"200": reference}, [])
+        patch = _operation("patch", kind.kind, {"200": reference}, _WRITING)
         patch["requestBody"] = {"required": True, "content": {"application/merge-patch+json": {"schema": reference}}}
         one["patch"] = patch | marks
     if "delete" in kind.verbs:
