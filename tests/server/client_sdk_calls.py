@@ -295,14 +295,14 @@ def _(work: Work) -> None:
 def _(work: Work) -> None:
     import nodus
 
-    nodus.Sandbox.create(network=nodus.Egress.allow("pypi.org"))
+    nodus.Sandbox.create(network=nodus.Egress.allow("example.org"))
 
 
 @sdk('Sandbox.create(image="other")', refused="ImageNotFound", why="the one image is nodus/agent-tools")
 def _(work: Work) -> None:
     import nodus
 
-    nodus.Sandbox.create(image="ghcr.io/acme/tools:1.2")
+    nodus.Sandbox.create(image="example.org/acme/tools:1.2")
 
 
 @sdk('Sandbox.create(gpu="H100")', refused="Invalid", why="this server places no accelerators")

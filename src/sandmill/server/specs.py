@@ -102,7 +102,7 @@ SANDBOX = Record(
                             of=Text(
                                 about="A host name, or *.suffix.",
                                 pattern=r"(\*\.)?([A-Za-z0-9_]([-A-Za-z0-9_]{0,61}[A-Za-z0-9_])?\.)*[A-Za-z0-9_]([-A-Za-z0-9_]{0,61}[A-Za-z0-9_])?",
-                                expect="a host name such as pypi.org or *.example.org (no scheme, port or path)",
+                                expect="a host name such as example.org or *.example.org (no scheme, port or path)",
                                 longest=253,
                             ),
                             longest=128,
