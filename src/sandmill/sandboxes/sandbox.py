@@ -71,9 +71,11 @@ class Sandbox:
         name: str | None = None,
         labels: Mapping[str, str] | None = None,
         files: Mapping[str, bytes] | None = None,
+        server: str | None = None,
     ) -> Sandbox:
         """Creates a sandbox. `files` are written before it is handed out, by path relative to `workdir`.
 
+        `server` is the URL of a Sandmill server to create it on; without it, SANDMILL_API_URL, and without that, this machine ("": always).
         Sizes are bytes or quantities (`"512Mi"`), durations seconds or Go durations (`"5m"`), costs dollars. Raises ConfigError,
         IsolationUnavailable (this machine cannot; nothing was started), SandboxCreateFailed (nothing is left behind).
         """
@@ -90,7 +92,7 @@ class Sandbox:
             workdir=workdir,
             image=image,
         )
-        return await _create(cls, spec, files, name, labels)
+        return await _create(cls, spec, files, name, labels, server)
 
     @dual_class
     async def from_spec(
@@ -100,9 +102,10 @@ class Sandbox:
         files: Mapping[str, bytes] | None = None,
         name: str | None = None,
         labels: Mapping[str, str] | None = None,
+        server: str | None = None,
     ) -> Sandbox:
         """`create` from a resolved spec."""
-        return await _create(cls, spec, files, name, labels)
+        return await _create(cls, spec, files, name, labels, server)
 
     @property
     def alive(self) -> bool:
@@ -404,8 +407,17 @@ class Sandbox:
 
 
 async def _create(
-    cls: type[Sandbox], spec: SandboxSpec, files: Mapping[str, bytes] | None, name: str | None, labels: Mapping[str, str] | None
+    cls: type[Sandbox],
+    spec: SandboxSpec,
+    files: Mapping[str, bytes] | None,
+    name: str | None,
+    labels: Mapping[str, str] | None,
+    server: str | None = None,
 ) -> Sandbox:
+    if url := os.environ.get("SANDMILL_API_URL") if server is None else server:
+        from sandmill.sandboxes.backends.remote.sandbox import create_remote
+
+        return await create_remote(url, spec, files, name, labels)
     if spec.network.mode is not EgressMode.DENY:
         raise IsolationUnavailable("this backend gives sandboxes no network at all; use Egress.deny() (nothing was started)")
     payload = place(files or {}, spec.workdir)
