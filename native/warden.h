@@ -70,9 +70,15 @@ void cgroup_remove_roots(const struct node *node);
 /* network.c */
 const char *network_raise_loopback(void);
 int network_enter(void);
+int network_enter_own(void);
 void network_leave(void);
 void network_release(int fd);
 bool network_expire(void);
+
+/* netlink.c, egress.c: in a network namespace that the caller has CAP_NET_ADMIN over */
+int netlink_make_everything_local(void);
+int netlink_redirect_tcp(uint16_t port);
+const char *egress_open(int socket, uint32_t flags);
 
 /* mounts.c */
 const char *mounts_prepare_node(const struct node *node, const struct message *skeleton);
