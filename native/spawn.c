@@ -39,7 +39,7 @@ static const char *enter(const struct node *node, const struct warden_request *r
     if (sethostname("sandbox", 7)) return "hostname";
     if (node->rootless && (failed = network_raise_loopback())) return failed;
     if (egress >= 0 && node->rootless && (failed = egress_open(egress, request->flags))) return failed;
-    if (egress >= 0 && write_text(AT_FDCWD, "/etc/resolv.conf", "nameserver 127.0.0.1\n")) return "resolv.conf";
+    if (egress >= 0 && egress_name_server()) return "resolv.conf";
     return privileges_reduce_agent(node, request) ? "privileges" : NULL;
 }
 

@@ -79,6 +79,7 @@ bool network_expire(void);
 int netlink_make_everything_local(void);
 int netlink_redirect_tcp(uint16_t port);
 const char *egress_open(int socket, uint32_t flags);
+int egress_name_server(void);
 
 /* mounts.c */
 const char *mounts_prepare_node(const struct node *node, const struct message *skeleton);

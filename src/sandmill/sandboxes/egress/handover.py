@@ -42,12 +42,7 @@ class Handover:
             return None
         listeners = _receive(self._ours, _LISTENERS[self._egress.mode])
         proxy = EgressProxy(listeners, self._egress, outside or _host())
-        try:
-            await proxy.start()
-        except BaseException:
-            for listener in listeners:
-                listener.close()
-            raise
+        await proxy.start()
         return proxy
 
 

@@ -22,7 +22,7 @@ from sandmill.sandboxes.egress.policy import Policy
 from sandmill.sandboxes.egress.reach import Reach, UnreachableError
 from sandmill.sandboxes.egress.resolver import Resolver
 from sandmill.sandboxes.egress.stream import Clock, EndOfStream, Pace, Stream, copy, pump, run_until_idle
-from sandmill.sandboxes.egress.thread import on_egress_loop
+from sandmill.sandboxes.egress.thread import all_places, egress_loop, on_egress_loop
 from sandmill.sandboxes.spec import Egress
 
 MOST_CONNECTIONS: Final = 128
@@ -57,8 +57,12 @@ class EgressProxy:
         return self._log.entries()
 
     async def start(self) -> None:
-        """Begins to serve."""
-        await on_egress_loop(self._start())
+        """Begins to serve. If it is interrupted, nothing stays."""
+        try:
+            await on_egress_loop(self._start())
+        except BaseException:
+            asyncio.run_coroutine_threadsafe(self._close(), egress_loop())
+            raise
 
     async def close(self) -> None:
         """Ends every connection and listens no more. Idempotent."""
@@ -108,8 +112,8 @@ class EgressProxy:
 
     async def _serve(self, end: socket.socket, serve: Serve) -> None:
         try:
-            client = Stream(end, self._reads, Clock(IDLE_S))
-            await serve(client)
+            async with all_places():
+                await serve(Stream(end, self._reads, Clock(IDLE_S)))
         except Refused as refused:
             self._log.add(refused)
             if self._policy.open:  # the client is connected by now: a reset is the nearest to a refusal that is left

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import threading
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 R = TypeVar("R")
 
+_PATIENCE_S: Final = 10.0
 _guard = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
+_places: asyncio.Semaphore | None = None
 
 
 def egress_loop() -> asyncio.AbstractEventLoop:
@@ -24,15 +27,27 @@ def egress_loop() -> asyncio.AbstractEventLoop:
         return _loop
 
 
+def all_places() -> asyncio.Semaphore:
+    """The connections that all sandboxes of this process may have together: an eighth of its descriptors, of which each takes two.
+
+    On the egress loop.
+    """
+    global _places
+    if _places is None:
+        _places = asyncio.Semaphore(max(64, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8))
+    return _places
+
+
 async def on_egress_loop(work: Coroutine[Any, Any, R]) -> R:
-    """Awaits `work`, which runs there, from another loop."""
-    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, egress_loop()))
+    """Awaits `work`, which runs there, from another loop. Raises TimeoutError when it takes too long."""
+    async with asyncio.timeout(_PATIENCE_S):
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, egress_loop()))
 
 
 def _forget() -> None:
     """A forked child has no such thread."""
-    global _loop, _guard
-    _loop, _guard = None, threading.Lock()
+    global _loop, _guard, _places
+    _loop, _guard, _places = None, threading.Lock(), None
 
 
 os.register_at_fork(after_in_child=_forget)
