@@ -79,6 +79,8 @@ def parse_hosts(hosts: Iterable[str], presets: Iterable[str], *, field: str | No
 
 
 def _ascii(name: str) -> str:
+    if name.isascii():
+        return name
     try:
         return name.encode("idna").decode("ascii")
     except UnicodeError:
