@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "warden.h"
 #include <arpa/inet.h>
+#include <endian.h>
 #include <errno.h>
 #include <linux/netfilter.h>
 #include <linux/netfilter/nf_tables.h>
@@ -15,7 +16,8 @@
 #include <sys/time.h>
 #include <unistd.h>
 
-static const char TABLE[] = "egress", CHAIN[] = "out";
+static const char TABLE[] = "egress", BEFORE[] = "before", CHAIN[] = "out";
+enum { NEW_PER_S = 100, NEW_AT_ONCE = 200 }; /* what the host process takes, too */
 
 /* Messages to the kernel, one after another. Large enough for all that this file ever builds. */
 struct letter {
@@ -141,10 +143,10 @@ static void load_meta(struct letter *letter, uint32_t key) {
     close_expression(letter, at);
 }
 
-static void load_address(struct letter *letter, uint32_t offset, uint32_t bytes) {
+static void load_bytes(struct letter *letter, uint32_t base, uint32_t offset, uint32_t bytes) {
     struct expression at = open_expression(letter, "payload");
     number(letter, NFTA_PAYLOAD_DREG, NFT_REG_1);
-    number(letter, NFTA_PAYLOAD_BASE, NFT_PAYLOAD_NETWORK_HEADER);
+    number(letter, NFTA_PAYLOAD_BASE, base);
     number(letter, NFTA_PAYLOAD_OFFSET, offset);
     number(letter, NFTA_PAYLOAD_LEN, bytes);
     close_expression(letter, at);
@@ -156,21 +158,47 @@ static void value(struct letter *letter, uint16_t type, const void *data, size_t
     close_nest(letter, at);
 }
 
-static void go_on_if_equal(struct letter *letter, const void *data, size_t bytes) {
+static void go_on_if(struct letter *letter, uint32_t operation, const void *data, size_t bytes) {
     struct expression at = open_expression(letter, "cmp");
     number(letter, NFTA_CMP_SREG, NFT_REG_1);
-    number(letter, NFTA_CMP_OP, NFT_CMP_EQ);
+    number(letter, NFTA_CMP_OP, operation);
     value(letter, NFTA_CMP_DATA, data, bytes);
     close_expression(letter, at);
 }
 
-static void accept_packet(struct letter *letter) {
+static void mask(struct letter *letter, const unsigned char kept[1], const unsigned char flipped[1]) {
+    struct expression at = open_expression(letter, "bitwise");
+    number(letter, NFTA_BITWISE_SREG, NFT_REG_1);
+    number(letter, NFTA_BITWISE_DREG, NFT_REG_1);
+    number(letter, NFTA_BITWISE_LEN, 1);
+    value(letter, NFTA_BITWISE_MASK, kept, 1);
+    value(letter, NFTA_BITWISE_XOR, flipped, 1);
+    close_expression(letter, at);
+}
+
+static void verdict(struct letter *letter, uint32_t code) {
     struct expression at = open_expression(letter, "immediate");
     number(letter, NFTA_IMMEDIATE_DREG, NFT_REG_VERDICT);
-    size_t data = open_nest(letter, NFTA_IMMEDIATE_DATA), verdict = open_nest(letter, NFTA_DATA_VERDICT);
-    number(letter, NFTA_VERDICT_CODE, NF_ACCEPT);
-    close_nest(letter, verdict);
+    size_t data = open_nest(letter, NFTA_IMMEDIATE_DATA), inner = open_nest(letter, NFTA_DATA_VERDICT);
+    number(letter, NFTA_VERDICT_CODE, code);
+    close_nest(letter, inner);
     close_nest(letter, data);
+    close_expression(letter, at);
+}
+
+static void untracked(struct letter *letter) {
+    close_expression(letter, open_expression(letter, "notrack"));
+    verdict(letter, NF_ACCEPT);
+}
+
+static void go_on_if_beyond(struct letter *letter, uint32_t per_s, uint32_t burst) {
+    const uint64_t rate = htobe64(per_s), second = htobe64(1);
+    struct expression at = open_expression(letter, "limit");
+    attribute(letter, NFTA_LIMIT_RATE, &rate, sizeof rate);
+    attribute(letter, NFTA_LIMIT_UNIT, &second, sizeof second);
+    number(letter, NFTA_LIMIT_BURST, burst);
+    number(letter, NFTA_LIMIT_TYPE, NFT_LIMIT_PKTS);
+    number(letter, NFTA_LIMIT_FLAGS, NFT_LIMIT_F_INV);
     close_expression(letter, at);
 }
 
@@ -185,10 +213,10 @@ static void redirect(struct letter *letter, uint16_t port) {
     close_expression(letter, at);
 }
 
-static size_t open_rule(struct letter *letter) {
-    nft_begin(letter, NFT_MSG_NEWRULE, NLM_F_CREATE | NLM_F_APPEND);
+static size_t open_rule(struct letter *letter, const char *chain, uint16_t flags) {
+    nft_begin(letter, NFT_MSG_NEWRULE, NLM_F_CREATE | NLM_F_APPEND | flags);
     text(letter, NFTA_RULE_TABLE, TABLE);
-    text(letter, NFTA_RULE_CHAIN, CHAIN);
+    text(letter, NFTA_RULE_CHAIN, chain);
     return open_nest(letter, NFTA_RULE_EXPRESSIONS);
 }
 
@@ -197,49 +225,86 @@ static void close_rule(struct letter *letter, size_t at) {
     end(letter);
 }
 
-/* What goes to the namespace's own loopback stays what it is: a sandbox may talk to its own servers. */
-static void spare(struct letter *letter, unsigned char family, uint32_t offset, const void *address, size_t bytes) {
-    size_t rule = open_rule(letter);
+static void go_on_if_loopback(struct letter *letter, unsigned char family) {
+    static const unsigned char v4_net[] = {127}, v6_address[16] = {[15] = 1};
     load_meta(letter, NFT_META_NFPROTO);
-    go_on_if_equal(letter, &family, 1);
-    load_address(letter, offset, (uint32_t)bytes);
-    go_on_if_equal(letter, address, bytes);
-    accept_packet(letter);
+    go_on_if(letter, NFT_CMP_EQ, &family, 1);
+    load_bytes(letter, NFT_PAYLOAD_NETWORK_HEADER, family == NFPROTO_IPV4 ? 16 : 24, family == NFPROTO_IPV4 ? 1 : 16);
+    if (family == NFPROTO_IPV4) go_on_if(letter, NFT_CMP_EQ, v4_net, sizeof v4_net);
+    else go_on_if(letter, NFT_CMP_EQ, v6_address, sizeof v6_address);
+}
+
+static void make_chain(struct letter *letter, const char *name, const char *type, int priority) {
+    nft_begin(letter, NFT_MSG_NEWCHAIN, NLM_F_CREATE);
+    text(letter, NFTA_CHAIN_TABLE, TABLE);
+    text(letter, NFTA_CHAIN_NAME, name);
+    size_t hook = open_nest(letter, NFTA_CHAIN_HOOK);
+    number(letter, NFTA_HOOK_HOOKNUM, NF_INET_LOCAL_OUT);
+    number(letter, NFTA_HOOK_PRIORITY, (uint32_t)priority);
+    close_nest(letter, hook);
+    text(letter, NFTA_CHAIN_TYPE, type);
+    end(letter);
+}
+
+/* Before connections are tracked. The table of those is kernel memory that no limit of the sandbox covers: only what is redirected gets
+ * into it, and new connections at a bounded rate. */
+static void spare_the_tracker(struct letter *letter, uint16_t port) {
+    static const unsigned char tcp = IPPROTO_TCP, families[] = {NFPROTO_IPV4, NFPROTO_IPV6}, syn_ack[] = {0x12}, syn[] = {0x02}, none[] = {0};
+    const uint16_t wire = htons(port);
+    make_chain(letter, BEFORE, "filter", -300);
+    size_t rule = open_rule(letter, BEFORE, 0);
+    load_meta(letter, NFT_META_L4PROTO);
+    go_on_if(letter, NFT_CMP_NEQ, &tcp, sizeof tcp);
+    untracked(letter);
+    close_rule(letter, rule);
+    rule = open_rule(letter, BEFORE, 0); /* the listener's answers, whose addresses must be translated back */
+    load_bytes(letter, NFT_PAYLOAD_TRANSPORT_HEADER, 0, sizeof wire);
+    go_on_if(letter, NFT_CMP_EQ, &wire, sizeof wire);
+    verdict(letter, NF_ACCEPT);
+    close_rule(letter, rule);
+    for (size_t i = 0; i < COUNT(families); i++) {
+        rule = open_rule(letter, BEFORE, 0);
+        go_on_if_loopback(letter, families[i]);
+        untracked(letter);
+        close_rule(letter, rule);
+    }
+    rule = open_rule(letter, BEFORE, 0);
+    load_bytes(letter, NFT_PAYLOAD_TRANSPORT_HEADER, 13, 1);
+    mask(letter, syn_ack, none);
+    go_on_if(letter, NFT_CMP_EQ, syn, sizeof syn);
+    go_on_if_beyond(letter, NEW_PER_S, NEW_AT_ONCE);
+    verdict(letter, NF_DROP);
     close_rule(letter, rule);
 }
 
-static void make_chain(struct letter *letter) {
-    nft_begin(letter, NFT_MSG_NEWTABLE, NLM_F_CREATE);
-    text(letter, NFTA_TABLE_NAME, TABLE);
-    end(letter);
-    nft_begin(letter, NFT_MSG_NEWCHAIN, NLM_F_CREATE);
-    text(letter, NFTA_CHAIN_TABLE, TABLE);
-    text(letter, NFTA_CHAIN_NAME, CHAIN);
-    size_t hook = open_nest(letter, NFTA_CHAIN_HOOK);
-    number(letter, NFTA_HOOK_HOOKNUM, NF_INET_LOCAL_OUT);
-    number(letter, NFTA_HOOK_PRIORITY, (uint32_t)-100);
-    close_nest(letter, hook);
-    text(letter, NFTA_CHAIN_TYPE, "nat");
-    end(letter);
+/* What goes to the namespace's own loopback stays what it is: a sandbox may talk to its own servers. All other TCP goes to `port`. */
+static void redirect_the_rest(struct letter *letter, uint16_t port) {
+    static const unsigned char tcp = IPPROTO_TCP, families[] = {NFPROTO_IPV4, NFPROTO_IPV6};
+    size_t rule;
+    make_chain(letter, CHAIN, "nat", -100);
+    for (size_t i = 0; i < COUNT(families); i++) {
+        rule = open_rule(letter, CHAIN, 0);
+        go_on_if_loopback(letter, families[i]);
+        verdict(letter, NF_ACCEPT);
+        close_rule(letter, rule);
+    }
+    rule = open_rule(letter, CHAIN, NLM_F_ACK);
+    load_meta(letter, NFT_META_L4PROTO);
+    go_on_if(letter, NFT_CMP_EQ, &tcp, sizeof tcp);
+    redirect(letter, port);
+    close_rule(letter, rule);
 }
 
 /* Leads every TCP connection that is not to the namespace's own loopback to `port`, whatever its address and port were; the listener
  * finds those by SO_ORIGINAL_DST. Returns 0, or -1 with errno. */
 int netlink_redirect_tcp(uint16_t port) {
-    static const unsigned char v4_net[] = {127}, v6_address[16] = {[15] = 1}, tcp = IPPROTO_TCP;
     struct letter letter = {0};
     nft_edge(&letter, NFNL_MSG_BATCH_BEGIN);
-    make_chain(&letter);
-    spare(&letter, NFPROTO_IPV4, 16, v4_net, sizeof v4_net);
-    spare(&letter, NFPROTO_IPV6, 24, v6_address, sizeof v6_address);
-    nft_begin(&letter, NFT_MSG_NEWRULE, NLM_F_CREATE | NLM_F_APPEND | NLM_F_ACK);
-    text(&letter, NFTA_RULE_TABLE, TABLE);
-    text(&letter, NFTA_RULE_CHAIN, CHAIN);
-    size_t rule = open_nest(&letter, NFTA_RULE_EXPRESSIONS);
-    load_meta(&letter, NFT_META_L4PROTO);
-    go_on_if_equal(&letter, &tcp, sizeof tcp);
-    redirect(&letter, port);
-    close_rule(&letter, rule);
+    nft_begin(&letter, NFT_MSG_NEWTABLE, NLM_F_CREATE);
+    text(&letter, NFTA_TABLE_NAME, TABLE);
+    end(&letter);
+    spare_the_tracker(&letter, port);
+    redirect_the_rest(&letter, port);
     nft_edge(&letter, NFNL_MSG_BATCH_END);
     return deliver(NETLINK_NETFILTER, &letter);
 }

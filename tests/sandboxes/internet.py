@@ -17,12 +17,43 @@ from ipaddress import ip_address
 
 import trustme
 
+from sandmill.sandboxes import Egress, Sandbox
 from sandmill.sandboxes.egress.addresses import Address
 
 GOOD, OTHER, EVIL = "93.184.216.34", "93.184.216.35", "45.33.32.156"
 """Public addresses, used here as names of servers."""
 
 Talk = Callable[[socket.socket], None]
+Boxes = Callable[[Egress], Sandbox]
+FETCH = """
+import sys, urllib.error, urllib.request
+for url in sys.argv[1:]:
+    try:
+        print(urllib.request.urlopen(url, timeout=5).read().decode())
+    except urllib.error.HTTPError as error:
+        print(error.code, error.read().decode())
+    except Exception as error:
+        print(type(error).__name__, error)
+"""
+RAW = """
+import socket, sys
+end = socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=5)
+end.sendall(sys.stdin.buffer.read())
+end.settimeout(2)
+try:
+    while data := end.recv(65536):
+        sys.stdout.buffer.write(data)
+except OSError:
+    pass
+"""
+LOOK_UP = """
+import socket, sys
+for name in sys.argv[1:]:
+    try:
+        print(sorted({entry[4][0] for entry in socket.getaddrinfo(name, 80)}))
+    except OSError as error:
+        print(type(error).__name__)
+"""
 
 
 class Server:
@@ -164,3 +195,15 @@ def until(condition: Callable[[], bool], patience_s: float = 5.0) -> bool:
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.02)
     return condition()
+
+
+def fetch(box: Sandbox, *urls: str) -> list[str]:
+    return box.run("python3", "-c", FETCH, *urls, timeout=20).stdout.decode().splitlines()
+
+
+def raw(box: Sandbox, data: bytes, address: str = "198.18.0.1", port: int = 80) -> bytes:
+    return box.run("python3", "-c", RAW, address, str(port), stdin=data, timeout=20).stdout
+
+
+def blocked(box: Sandbox) -> set[tuple[str, int, str]]:
+    return {(entry.host, entry.port, entry.reason) for entry in box.blocked}

@@ -2,42 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator
 
 import pytest
 import trustme
-from internet import EVIL, GOOD, OTHER, Internet, echo, http_server, internet, server_context, until
+from internet import EVIL, FETCH, GOOD, OTHER, Boxes, Internet, blocked, fetch, http_server, raw, server_context, until
 
 from sandmill.errors import ConfigError
-from sandmill.sandboxes import Egress, Pool, Sandbox, SandboxSpec
+from sandmill.sandboxes import Egress
 
-Boxes = Callable[[Egress], Sandbox]
 ALLOW = Egress.allow("pypi.example.org", "*.files.example.org", "bücher.example.org")
-FETCH = """
-import sys, urllib.error, urllib.request
-for url in sys.argv[1:]:
-    try:
-        print(urllib.request.urlopen(url, timeout=5).read().decode())
-    except urllib.error.HTTPError as error:
-        print(error.code, error.read().decode())
-    except Exception as error:
-        print(type(error).__name__, error)
-"""
-RAW = """
-import socket, sys
-end = socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=5)
-end.sendall(sys.stdin.buffer.read())
-end.settimeout(2)
-try:
-    while data := end.recv(65536):
-        sys.stdout.buffer.write(data)
-except OSError:
-    pass
-"""
 TLS = """
 import socket, ssl, sys
 address, port, name, inner = sys.argv[1:]
@@ -47,52 +22,6 @@ end = context.wrap_socket(socket.create_connection((address, int(port)), timeout
 end.sendall(f"GET /t HTTP/1.1\\r\\nHost: {inner}\\r\\n\\r\\n".encode())
 print(end.recv(4096).decode().rpartition("\\r\\n")[2])
 """
-LOOK_UP = """
-import socket, sys
-for name in sys.argv[1:]:
-    try:
-        print(sorted({entry[4][0] for entry in socket.getaddrinfo(name, 80)}))
-    except OSError as error:
-        print(type(error).__name__)
-"""
-
-
-@pytest.fixture
-def world() -> Iterator[Internet]:
-    with internet() as world:
-        world.names = {
-            "pypi.example.org": [[GOOD]],
-            "a.files.example.org": [[OTHER]],
-            "b.c.files.example.org": [[OTHER]],
-            "xn--bcher-kva.example.org": [[GOOD]],
-            "evil.example.org": [[EVIL]],
-        }
-        yield world
-
-
-@pytest.fixture
-def boxes(world: Internet) -> Iterator[Boxes]:
-    made: list[Sandbox] = []
-
-    def make(network: Egress) -> Sandbox:
-        made.append(Sandbox.from_spec(SandboxSpec.of(memory="256Mi", disk="32Mi", network=network), outside=world))
-        return made[-1]
-
-    yield make
-    for box in made:
-        box.terminate()
-
-
-def fetch(box: Sandbox, *urls: str) -> list[str]:
-    return box.run("python3", "-c", FETCH, *urls, timeout=20).stdout.decode().splitlines()
-
-
-def raw(box: Sandbox, data: bytes, address: str = "198.18.0.1", port: int = 80) -> bytes:
-    return box.run("python3", "-c", RAW, address, str(port), stdin=data, timeout=20).stdout
-
-
-def blocked(box: Sandbox) -> set[tuple[str, int, str]]:
-    return {(entry.host, entry.port, entry.reason) for entry in box.blocked}
 
 
 def test_allowed_names_work_over_http(world: Internet, boxes: Boxes) -> None:
@@ -403,168 +332,6 @@ def test_a_name_that_changes_its_mind_leads_nowhere(world: Internet, boxes: Boxe
         "169.254.169.254 is a cloud metadata address",
         "64:ff9b::7f00:1 stands for an IPv4 address: 127.0.0.1 is this machine's loopback",
     ]
-
-
-def test_open_reaches_every_public_port_by_both_families(world: Internet, boxes: Boxes) -> None:
-    world.serve(GOOD, 22, echo)
-    world.serve("2606:2800:220:1::1", 8443, echo)
-    http_server(world, GOOD, "good")
-    box = boxes(Egress.open())
-    assert raw(box, b"ssh", GOOD, 22) == b"ssh"
-    assert raw(box, b"v6", "2606:2800:220:1::1", 8443) == b"v6"
-    assert fetch(box, "http://pypi.example.org/", f"http://{GOOD}/x") == ["good got pypi.example.org /", f"good got {GOOD} /x"]
-    assert box.run("python3", "-c", LOOK_UP, "pypi.example.org", "nowhere.org").stdout.decode().split("\n")[:2] == [
-        f"['{GOOD}']",
-        "gaierror",
-    ]
-    assert box.blocked == ()
-
-
-INSIDE = {
-    "loopback": "127.0.0.2",
-    "loopback through IPv6": "::ffff:127.0.0.2",
-    "this network": "0.1.2.3",
-    "private": "10.1.2.3",
-    "private, 172.16": "172.31.255.255",
-    "private, 192.168": "192.168.1.1",
-    "carrier": "100.64.0.1",
-    "link-local": "169.254.1.1",
-    "metadata": "169.254.169.254",
-    "metadata of Azure": "168.63.129.16",
-    "metadata of Alibaba": "100.100.100.200",
-    "multicast": "224.0.0.1",
-    "broadcast": "255.255.255.255",
-    "unique local": "fd12::1",
-    "metadata through IPv6": "fd00:ec2::254",
-    "metadata through NAT64": "64:ff9b::a9fe:a9fe",
-    "private through 6to4": "2002:0a00:0001::1",
-    "Teredo": "2001:0:1234::1",
-    "site-local": "fec0::1",
-    "IPv4-compatible": "::10.0.0.1",
-}
-
-
-def test_open_reaches_nothing_inside(world: Internet, boxes: Boxes) -> None:
-    box = boxes(Egress.open())
-    script = """
-import socket, sys
-for address in sys.argv[1:]:
-    try:
-        end = socket.create_connection((address, 8080), timeout=3)
-        end.sendall(b"x")
-        print("through" if end.recv(10) else "closed")
-    except OSError as error:
-        print(type(error).__name__)
-"""
-    done = box.run("python3", "-c", script, *INSIDE.values(), timeout=60)
-    results = dict(zip(INSIDE, done.stdout.decode().split(), strict=True))
-    assert set(results.values()) <= {"ConnectionResetError", "ConnectionRefusedError", "OSError", "PermissionError", "closed"}, results
-    assert world.connections == []
-    assert len(box.blocked) >= 14
-    assert all(entry.port == 8080 for entry in box.blocked)
-
-
-def test_open_answers_no_name_with_an_address_inside(world: Internet, boxes: Boxes) -> None:
-    inside = {f"n{number}.example.org": [[address]] for number, address in enumerate(("10.0.0.1", "169.254.169.254", "::1", "fd00::1"))}
-    world.names |= inside | {"mixed.example.org": [["192.168.0.1", GOOD]], "metadata.google.internal": [[GOOD]]}
-    box = boxes(Egress.open())
-    names = (
-        box.run("python3", "-c", LOOK_UP, *inside, "metadata.google.internal", "mixed.example.org", timeout=20).stdout.decode().split("\n")
-    )
-    assert names[:-1] == ["gaierror"] * 5 + [f"['{GOOD}']"]
-    assert {host for host, _, _ in blocked(box)} == {*inside, "metadata.google.internal"}
-
-
-@pytest.mark.parametrize("network", [ALLOW, Egress.open()], ids=["allow", "open"])
-def test_services_of_the_host_and_of_other_sandboxes_are_out_of_reach(network: Egress, world: Internet, boxes: Boxes) -> None:
-    seen = []
-    with socket.create_server(("0.0.0.0", 0)) as host:
-        threading.Thread(target=lambda: seen.append(host.accept()), daemon=True).start()
-        port = host.getsockname()[1]
-        one, two = boxes(network), boxes(network)
-        serve = one.exec(
-            "python3",
-            "-c",
-            f"import socket; s=socket.create_server(('0.0.0.0', {port})); print(1, flush=True); s.accept(); print('taken', flush=True)",
-        )
-        assert next(iter(serve.stdout)) == "1\n"
-        own = {entry[4][0] for entry in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)} | {"127.0.0.1", "192.0.2.2"}
-        for address in own:
-            assert raw(two, b"knock", str(address), port) == b""
-        assert (seen, world.connections) == ([], [])
-        assert one.run("python3", "-c", RAW, "127.0.0.1", str(port), timeout=10, stdin=b"").exit_code == 0
-        assert serve.stdout.read() == "taken\n"
-        with socket.create_connection(("127.0.0.1", port)):
-            assert until(lambda: len(seen) == 1)
-    seen[0][0].close()
-
-
-def test_its_end_ends_its_connections_and_its_namespace(world: Internet, boxes: Boxes) -> None:
-    server = world.serve(GOOD, 22, echo)
-    before = set(os.listdir("/proc/self/fd"))
-    box = boxes(Egress.open())
-    talk = box.exec(
-        "python3",
-        "-c",
-        f"import socket,time; s=socket.create_connection(('{GOOD}',22)); s.send(b'x'); s.recv(1); print(1,flush=True); time.sleep(60)",
-    )
-    assert next(iter(talk.stdout)) == "1\n"
-    assert server.open_connections == 1
-    first = box.run("readlink", "/proc/self/ns/net").stdout
-    box.terminate()
-    assert until(lambda: server.open_connections == 0)
-    assert until(lambda: len(set(os.listdir("/proc/self/fd")) - before) <= 2)  # the egress loop's own
-    with Sandbox.create(memory="128Mi", disk="16Mi") as plain:
-        assert plain.run("readlink", "/proc/self/ns/net").stdout != first
-        assert b"unreachable" in plain.run("python3", "-c", f"import socket; socket.create_connection(('{GOOD}', 22))").stderr
-
-
-def test_a_client_that_does_not_read_stops_the_server(world: Internet, boxes: Boxes) -> None:
-    sent = 0
-
-    def pour(connection: socket.socket) -> None:
-        nonlocal sent
-        while True:
-            sent += connection.send(bytes(1 << 16))
-
-    world.serve(GOOD, 22, pour)
-    box = boxes(Egress.open())
-    box.exec("python3", "-c", f"import socket,time; s=socket.create_connection(('{GOOD}',22)); s.recv(1); time.sleep(60)")
-    assert until(lambda: sent > 0)
-    seen = [-1]
-    assert until(lambda: seen[-1] == sent or bool(seen.append(sent) or time.sleep(0.5)), 20)
-    assert sent < 64 << 20
-
-
-def test_connections_beyond_the_limit_wait(world: Internet, boxes: Boxes) -> None:
-    server = world.serve(GOOD, 22, echo)
-    box = boxes(Egress.open())
-    script = f"""
-import socket
-ends = []
-for number in range(140):
-    ends.append(socket.create_connection(('{GOOD}', 22), timeout=5))
-    ends[-1].sendall(b"x")
-print(sum(1 for end in ends[:128] if end.recv(1) == b"x"), flush=True)
-ends[139].settimeout(1)
-try:
-    ends[139].recv(1)
-except TimeoutError:
-    print("waits", flush=True)
-for end in ends[:64]:
-    end.close()
-ends[139].settimeout(10)
-print(ends[139].recv(1).decode())
-"""
-    done = box.run("python3", "-c", script, timeout=60)
-    assert done.stdout == b"128\nwaits\nx\n", done.stderr
-    assert server.open_connections <= 128
-
-
-def test_a_pool_keeps_sandboxes_with_a_network(world: Internet) -> None:
-    with Pool(SandboxSpec.of(memory="128Mi", disk="16Mi", network=Egress.allow("pypi.example.org")), 1) as pool:
-        with pool.take() as box:
-            assert box.run("python3", "-c", LOOK_UP, "pypi.example.org", "evil.org").stdout == b"['198.18.0.1']\ngaierror\n"
 
 
 @pytest.mark.parametrize(

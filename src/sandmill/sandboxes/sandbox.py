@@ -313,7 +313,7 @@ class Sandbox:
             workdir=self.spec.workdir,
         )
 
-    async def begin(self, files: bytes, outside: Outside | None) -> None:
+    async def begin(self, files: bytes, outside: Outside | None = None) -> None:
         """Comes to life. On the sandbox loop, once."""
         with Handover(self.spec.network) as handover:
             await self._be_born(files, handover.theirs)

@@ -28,7 +28,9 @@ from sandmill.sandboxes.spec import Egress
 MOST_CONNECTIONS: Final = 128
 """At once, per sandbox. Further ones wait until others end."""
 IDLE_S: Final = 300.0
-_GREETING_S: Final = 10.0
+"""After which a connection on which nothing moves ends."""
+GREETING_S: Final = 10.0
+"""For a client to say whom it wants."""
 _MOST_GREETING_READS: Final = 64
 _CONNECTIONS_PER_S: Final = 100.0
 _CONNECTIONS_AT_ONCE: Final = 200
@@ -44,8 +46,18 @@ Serve = Callable[[Stream], Awaitable[None]]
 class EgressProxy:
     """Made anywhere; `start` and `close` run on the egress loop, from whatever loop they are awaited. Owns the listening sockets."""
 
-    def __init__(self, listeners: Sequence[socket.socket], egress: Egress, outside: Outside) -> None:
+    def __init__(
+        self,
+        listeners: Sequence[socket.socket],
+        egress: Egress,
+        outside: Outside,
+        *,
+        idle_s: float = IDLE_S,
+        greeting_s: float = GREETING_S,
+    ) -> None:
         self._listeners = tuple(listeners)
+        self._idle_s = idle_s
+        self._greeting_s = greeting_s
         self._policy = Policy(egress)
         self._outside = outside
         self._log = BlockedLog()
@@ -113,7 +125,7 @@ class EgressProxy:
     async def _serve(self, end: socket.socket, serve: Serve) -> None:
         try:
             async with all_places():
-                await serve(Stream(end, self._reads, Clock(IDLE_S)))
+                await serve(Stream(end, self._reads, Clock(self._idle_s)))
         except Refused as refused:
             self._log.add(refused)
             if self._policy.open:  # the client is connected by now: a reset is the nearest to a refusal that is left
@@ -129,7 +141,7 @@ class EgressProxy:
 
     async def _serve_tls(self, client: Stream) -> None:
         try:
-            async with asyncio.timeout(_GREETING_S):
+            async with asyncio.timeout(self._greeting_s):
                 greeting, name = await self._greeting(client)
             server = self._stream(await self._reach.name(self._policy.check(name, _TLS_PORT), _TLS_PORT), client)
         except Refused:
@@ -157,7 +169,7 @@ class EgressProxy:
 
     async def _serve_http(self, client: Stream) -> None:
         try:
-            async with asyncio.timeout(_GREETING_S):
+            async with asyncio.timeout(self._greeting_s):
                 request = await self._request(client)
             host = self._policy.check(request.host, _HTTP_PORT)
             server = self._stream(await self._reach.name(host, _HTTP_PORT), client)
