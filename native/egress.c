@@ -67,7 +67,7 @@ const char *egress_open(int socket, uint32_t flags) {
     size_t wanted = any ? COUNT(ANY) : COUNT(NAMED), count = 0;
     int fds[MOST_LISTENERS];
     const char *failed = NULL;
-    if (netlink_make_everything_local()) return "egress routes";
+    if (netlink_make_everything_local(any)) return "egress routes";
     if (any && netlink_redirect_tcp(EVERY_PORT)) return "egress redirection (nf_tables)";
     for (; !failed && count < wanted; count++)
         if ((fds[count] = listener((any ? ANY : NAMED)[count].type, (any ? ANY : NAMED)[count].port)) < 0) failed = "egress listeners";

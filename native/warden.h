@@ -76,7 +76,7 @@ void network_release(int fd);
 bool network_expire(void);
 
 /* netlink.c, egress.c: in a network namespace that the caller has CAP_NET_ADMIN over */
-int netlink_make_everything_local(void);
+int netlink_make_everything_local(bool both);
 int netlink_redirect_tcp(uint16_t port);
 const char *egress_open(int socket, uint32_t flags);
 int egress_name_server(void);

@@ -14,6 +14,7 @@ from sandmill.sandboxes import Egress, Pool, Sandbox, SandboxSpec, block_on
 from sandmill.sandboxes.egress import EgressProxy
 
 ALLOW = Egress.allow("pypi.example.org")
+NETWORKS = {"open": Egress.open(), "allow": Egress.allow("*.example.org")}
 ANSWERED = b"GET / HTTP/1.1\r\nHost: pypi.example.org\r\n\r\n"
 
 
@@ -230,3 +231,19 @@ def test_who_says_nothing_is_let_go(idle_s: float, greeting_s: float, sent: byte
     block_on(proxy.close())
     block_on(proxy.close())
     assert all(listener.fileno() == -1 for listener in listeners)
+
+
+def test_resolvers_that_ask_for_the_machines_own_families_get_answers(world: Internet, boxes: Boxes) -> None:
+    """glibc's AI_ADDRCONFIG does not count loopback addresses; a sandbox has others."""
+    world.names["both.example.org"] = [[GOOD, "2606:2800:220:1::1"]]
+    script = """
+import socket
+for family in (socket.AF_INET, socket.AF_INET6, socket.AF_UNSPEC):
+    try:
+        print(sorted({entry[4][0] for entry in socket.getaddrinfo("both.example.org", 80, family, flags=socket.AI_ADDRCONFIG)}))
+    except OSError:
+        print("none")
+"""
+    answers = {name: boxes(network).run("python3", "-c", script).stdout.decode().splitlines() for name, network in NETWORKS.items()}
+    v4, v6 = f"['{GOOD}']", "['2606:2800:220:1::1']"
+    assert answers == {"open": [v4, v6, f"['2606:2800:220:1::1', '{GOOD}']"], "allow": ["['198.18.0.1']", "none", "['198.18.0.1']"]}
