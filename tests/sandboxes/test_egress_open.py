@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 
@@ -247,3 +249,46 @@ for family in (socket.AF_INET, socket.AF_INET6, socket.AF_UNSPEC):
     answers = {name: boxes(network).run("python3", "-c", script).stdout.decode().splitlines() for name, network in NETWORKS.items()}
     v4, v6 = f"['{GOOD}']", "['2606:2800:220:1::1']"
     assert answers == {"open": [v4, v6, f"['2606:2800:220:1::1', '{GOOD}']"], "allow": ["['198.18.0.1']", "none", "['198.18.0.1']"]}
+
+
+def test_who_hangs_up_after_asking_is_listed_all_the_same(world: Internet, boxes: Boxes) -> None:
+    box = boxes(ALLOW)
+    script = """
+import socket, struct
+for number in range(20):
+    end = socket.create_connection(("198.18.0.1", 80))
+    end.sendall(b"GET / HTTP/1.1\\r\\nHost: evil.example.org\\r\\n\\r\\n")
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    end.close()
+"""
+    assert box.run("python3", "-c", script, timeout=20).stderr == b""
+    assert until(lambda: sum(entry.count for entry in box.blocked if entry.host == "evil.example.org") >= 15)
+
+
+OWNER = """
+import sys
+from sandmill.sandboxes import Egress, Sandbox, SandboxSpec
+from internet import GOOD, Internet
+world = Internet()
+world.servers[(GOOD, 22)] = int(sys.argv[1])
+box = Sandbox.from_spec(SandboxSpec.of(memory="128Mi", disk="16Mi", network=Egress.open()), outside=world)
+script = "import socket, time; s = socket.create_connection(('%s', 22)); s.send(b'x'); s.recv(1); print(1, flush=True); time.sleep(600)"
+process = box.exec("python3", "-c", script % GOOD)
+print(next(iter(process.stdout)), flush=True)
+process.wait()
+"""
+
+
+def test_when_its_owner_is_killed_its_connections_end(world: Internet) -> None:
+    server = world.serve(GOOD, 22, echo)
+    here = os.path.dirname(__file__)
+    with subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(server.port)],
+        env=os.environ | {"PYTHONPATH": f"{here}:{os.environ.get('PYTHONPATH', '')}"},
+        stdout=subprocess.PIPE,
+    ) as owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == b"1\n"
+        assert server.open_connections == 1
+        owner.kill()
+    assert until(lambda: server.open_connections == 0)

@@ -8,6 +8,7 @@ greeting, HTTP: each request's host), and is resolved here. With open egress the
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import socket
 import struct
@@ -145,7 +146,7 @@ class EgressProxy:
                 greeting, name = await self._greeting(client)
             server = self._stream(await self._reach.name(self._policy.check(name, _TLS_PORT), _TLS_PORT), client)
         except Refused:
-            await client.send(tls.ACCESS_DENIED)
+            await _say(client, tls.ACCESS_DENIED)
             raise
         with server.end:
             await server.send(greeting)
@@ -175,7 +176,7 @@ class EgressProxy:
             server = self._stream(await self._reach.name(host, _HTTP_PORT), client)
         except Refused as refused:
             status = "502 Bad Gateway" if isinstance(refused, UnreachableError) else "403 Forbidden"
-            await client.send(http.reply(status, f"sandmill: no connection to this host from this sandbox: {refused.reason}"))
+            await _say(client, http.reply(status, f"sandmill: no connection to this host from this sandbox: {refused.reason}"))
             raise
         with server.end:
             await run_until_idle(client.clock, [pump(server, client), self._requests(request, host, client, server)], together=False)
@@ -241,6 +242,12 @@ async def _line(client: Stream) -> bytes:
     if line is None:
         raise http.BadRequestError("a malformed HTTP chunk")
     return line
+
+
+async def _say(client: Stream, answer: bytes) -> None:
+    """Why nothing comes. A client that has hung up meanwhile was refused all the same."""
+    with contextlib.suppress(OSError):
+        await client.send(answer)
 
 
 def dialled(end: socket.socket) -> str:
