@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import socket
 import subprocess
@@ -213,13 +215,19 @@ print(tracked())
     assert (before, 0 < after < 1000) == (0, True), done.stderr
 
 
-@pytest.mark.parametrize(("idle_s", "greeting_s", "sent"), [(60.0, 0.3, b""), (60.0, 0.3, b"GET / HTTP/1.1\r\n"), (0.3, 60.0, ANSWERED)])
-def test_who_says_nothing_is_let_go(idle_s: float, greeting_s: float, sent: bytes, world: Internet) -> None:
-    server = http_server(world, GOOD, "good")
+def loopback_listeners() -> list[socket.socket]:
+    """What a sandbox would hand over, without one."""
     listeners = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM), *(socket.create_server(("127.0.0.1", 0)) for _ in range(3))]
     listeners[0].bind(("127.0.0.1", 0))
     for listener in listeners:
         listener.setblocking(False)
+    return listeners
+
+
+@pytest.mark.parametrize(("idle_s", "greeting_s", "sent"), [(60.0, 0.3, b""), (60.0, 0.3, b"GET / HTTP/1.1\r\n"), (0.3, 60.0, ANSWERED)])
+def test_who_says_nothing_is_let_go(idle_s: float, greeting_s: float, sent: bytes, world: Internet) -> None:
+    server = http_server(world, GOOD, "good")
+    listeners = loopback_listeners()
     proxy = EgressProxy(listeners, ALLOW, world, idle_s=idle_s, greeting_s=greeting_s)
     block_on(proxy.start())
     with socket.create_connection(listeners[2].getsockname(), timeout=5) as client:
@@ -292,3 +300,22 @@ def test_when_its_owner_is_killed_its_connections_end(world: Internet) -> None:
         assert server.open_connections == 1
         owner.kill()
     assert until(lambda: server.open_connections == 0)
+
+
+def test_an_end_in_the_midst_of_beginnings_leaves_no_socket(world: Internet) -> None:
+    """Connections that were accepted and not begun with, end too. An unclosed socket fails the test when it is collected."""
+    for patience_s in (0.0, 0.001, 0.002, 0.005, 0.01) * 4:
+        listeners = loopback_listeners()
+        address = listeners[2].getsockname()
+        proxy = EgressProxy(listeners, ALLOW, world)
+        clients = [socket.create_connection(address, timeout=5) for _ in range(10)]
+        for client in clients:
+            client.sendall(ANSWERED)
+        block_on(proxy.start())
+        time.sleep(patience_s)
+        block_on(proxy.close())
+        for client in clients:
+            with client, contextlib.suppress(ConnectionResetError):
+                while client.recv(4096):
+                    pass
+    gc.collect()

@@ -12,8 +12,9 @@ import contextlib
 import ipaddress
 import socket
 import struct
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any, Final
 
 from sandmill.sandboxes.egress import http, resolver, tls
 from sandmill.sandboxes.egress.addresses import Address, plain
@@ -22,7 +23,7 @@ from sandmill.sandboxes.egress.outside import Outside
 from sandmill.sandboxes.egress.policy import Policy
 from sandmill.sandboxes.egress.reach import Reach, UnreachableError
 from sandmill.sandboxes.egress.resolver import Resolver
-from sandmill.sandboxes.egress.stream import Clock, EndOfStream, Pace, Stream, copy, pump, run_until_idle
+from sandmill.sandboxes.egress.stream import Clock, EndOfStream, Pace, Stream, copy, pump, readable, run_until_idle
 from sandmill.sandboxes.egress.thread import all_places, egress_loop, on_egress_loop
 from sandmill.sandboxes.spec import Egress
 
@@ -101,27 +102,30 @@ class EgressProxy:
         for listener in self._listeners:
             listener.close()
 
-    def _begin(self, work: Awaitable[None]) -> None:
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)
-        assert isinstance(task, asyncio.Task)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _accept(self, listener: socket.socket, serve: Serve) -> None:
-        loop = asyncio.get_running_loop()
         while True:
+            await self._new.take()
+            await self._places.acquire()
+            await readable(listener)
             try:
-                end, _ = await loop.sock_accept(listener)
+                end, _ = listener.accept()
             except OSError:  # no descriptor left, or the client has hung up
+                self._places.release()
                 await asyncio.sleep(0.1)
                 continue
-            try:
-                await self._new.take()
-                await self._places.acquire()
-            except BaseException:
-                end.close()
-                raise
-            self._begin(self._serve(end, serve))
+            end.setblocking(False)
+            self._begin(self._serve(end, serve)).add_done_callback(partial(self._done, end))
+
+    def _done(self, end: socket.socket, _: asyncio.Task[None]) -> None:
+        """Also of a connection that was ended before it was begun with."""
+        end.close()
+        self._places.release()
 
     async def _serve(self, end: socket.socket, serve: Serve) -> None:
         try:
@@ -133,9 +137,6 @@ class EgressProxy:
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         except (OSError, EndOfStream, TimeoutError):
             pass  # one side hung up or said nothing
-        finally:
-            end.close()
-            self._places.release()
 
     async def _serve_dns(self, client: Stream) -> None:
         await run_until_idle(client.clock, [self._resolver.serve_stream(client)], together=True)

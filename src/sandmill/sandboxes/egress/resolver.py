@@ -18,7 +18,7 @@ from sandmill.sandboxes.egress.addresses import Address
 from sandmill.sandboxes.egress.blocked import BlockedLog, Refused
 from sandmill.sandboxes.egress.policy import Policy
 from sandmill.sandboxes.egress.reach import Reach, UnreachableError
-from sandmill.sandboxes.egress.stream import EndOfStream, Pace, Stream
+from sandmill.sandboxes.egress.stream import EndOfStream, Pace, Stream, readable
 
 PORT: Final = 53
 _FIRST_ADDRESS: Final = int(IPv4Address("198.18.0.1"))
@@ -65,7 +65,7 @@ class Resolver:
         end.setsockopt(socket.IPPROTO_IPV6 if end.family == socket.AF_INET6 else socket.IPPROTO_IP, option, 1)
         try:
             while True:
-                await _readable(end)
+                await readable(end)
                 await self._pace.take()
                 await self._places.acquire()
                 try:
@@ -136,13 +136,3 @@ async def _exactly(client: Stream, count: int) -> bytes:
             raise EndOfStream(data)
         data += piece
     return data
-
-
-async def _readable(end: socket.socket) -> None:
-    loop = asyncio.get_running_loop()
-    ready = asyncio.Event()
-    loop.add_reader(end, ready.set)
-    try:
-        await ready.wait()
-    finally:
-        loop.remove_reader(end)

@@ -104,6 +104,17 @@ class Stream:
         self.end.close()
 
 
+async def readable(end: socket.socket) -> None:
+    """Waits until something can be read or accepted. Unlike the loop's own accept, it holds nothing that a cancellation would lose."""
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(end, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(end)
+
+
 async def pump(source: Stream, target: Stream) -> None:
     """Everything from one to the other, its end included. Raises OSError."""
     while data := await source.receive():
