@@ -14,7 +14,9 @@ import time
 import pytest
 from internet import GOOD, LOOK_UP, RAW, Boxes, Internet, blocked, echo, fetch, http_server, raw, until
 
+from sandmill.errors import SandboxCreateFailed
 from sandmill.sandboxes import Egress, Pool, Sandbox, SandboxSpec, block_on
+from sandmill.sandboxes.backends.native.node import node
 from sandmill.sandboxes.egress import EgressProxy
 
 ALLOW = Egress.allow("pypi.example.org")
@@ -319,3 +321,17 @@ def test_an_end_in_the_midst_of_beginnings_leaves_no_socket(world: Internet) -> 
                 while client.recv(4096):
                     pass
     gc.collect()
+
+
+def test_a_network_that_cannot_be_handed_over_fails_the_creation() -> None:
+    async def create() -> None:
+        owner = await node()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.close()
+        with theirs:
+            await owner.create(SandboxSpec.of(memory="128Mi", disk="16Mi", network=ALLOW), b"", theirs)
+
+    with pytest.raises(SandboxCreateFailed, match="egress hand-over: Broken pipe"):
+        block_on(create())
+    with Sandbox.create(memory="128Mi", disk="16Mi") as plain:
+        assert plain.run("readlink", "/proc/self/ns/net").stdout.decode().strip() != os.readlink("/proc/self/ns/net")
