@@ -23,6 +23,8 @@ enum {
     OPEN_PARENTS = 32,           /* create missing parent folders first */
     REMOVE_TREE = 64,            /* a folder with everything in it */
     HURRY = 128,                 /* WARDEN_HURRY: processes are being killed; without it, that is over */
+    EGRESS_ALLOW = 256,          /* CREATE: listeners for DNS, HTTP and TLS in the sandbox's network (egress.c) */
+    EGRESS_OPEN = 512,           /* CREATE: listeners for DNS and for every TCP port */
 };
 
 /* ---- host -> warden ---- */
@@ -37,7 +39,9 @@ struct warden_request {
     uint32_t uid;                      /* CREATE: owner of workdir and files; uid of commands */
 };
 
-/* SETUP's payload is a batch (below) that fills the skeleton. CREATE's payload is the workdir, NUL, then a batch of files. */
+/* SETUP's payload is a batch (below) that fills the skeleton. CREATE's payload is the workdir, NUL, then a batch of files. With
+ * EGRESS_ALLOW or EGRESS_OPEN its first descriptor is a SEQPACKET socket on which, before AGENT_READY, one message comes back: a byte
+ * that counts the listening sockets, and these as its descriptors, in the order of egress.c. */
 
 struct warden_reply {
     uint32_t op, sequence;

@@ -28,7 +28,8 @@ static const char *join_cgroups(const struct node *node, struct cgroup *group) {
 }
 
 /* Everything between clone and the agent's loop. Returns what failed, with errno set, or NULL. */
-static const char *enter(const struct node *node, const struct warden_request *request, const char *workdir, struct cgroup *group) {
+static const char *enter(const struct node *node, const struct warden_request *request, const char *workdir, struct cgroup *group,
+                         int egress) {
     const char *failed;
     if ((failed = join_cgroups(node, group))) return failed;
     if (!node->rootless && (setgroups(0, NULL) || setresgid(0, 0, 0) || setresuid(0, 0, 0))) return "identity";
@@ -37,7 +38,21 @@ static const char *enter(const struct node *node, const struct warden_request *r
         return failed;
     if (sethostname("sandbox", 7)) return "hostname";
     if (node->rootless && (failed = network_raise_loopback())) return failed;
+    if (egress >= 0 && node->rootless && (failed = egress_open(egress, request->flags))) return failed;
+    if (egress >= 0 && egress_name_server()) return "resolv.conf";
     return privileges_reduce_agent(node, request) ? "privileges" : NULL;
+}
+
+/* The descriptor over which the host process gets the ways out, -1 when there are none to be. */
+static int egress_socket(const struct warden_request *request, const struct message *message) {
+    return request->flags & (EGRESS_ALLOW | EGRESS_OPEN) && message->fd_count ? message->fds[0] : -1;
+}
+
+/* Enters the network in which a sandbox will be born. `network` becomes its descriptor where another sandbox may get it afterwards. */
+static const char *enter_network(const struct warden_request *request, const struct message *message, int *network) {
+    int egress = egress_socket(request, message);
+    if (egress >= 0) return network_enter_own() ? "network namespace" : egress_open(egress, request->flags);
+    return (*network = network_enter()) < 0 ? "network namespace" : NULL;
 }
 
 static struct batch_result place_files(uint32_t uid, const unsigned char *payload, size_t bytes) {
@@ -82,7 +97,7 @@ _Noreturn static void child(const struct node *node, const struct warden_request
     struct batch_result files = {0};
     char byte;
     if (read(go, &byte, 1) != 1) _exit(1);
-    const char *failed = enter(node, request, workdir, group);
+    const char *failed = enter(node, request, workdir, group, egress_socket(request, message));
     if (!failed && settle_descriptors(socket, group->tasks[0])) failed = "descriptors";
     if (!failed) socket = 3;
     if (!failed && filter_install()) failed = "system-call filter";
@@ -132,14 +147,14 @@ void spawn_sandbox(struct node *node, const struct warden_request *request, cons
             args.cgroup = (uint64_t)group.dirs[0];
         }
         if (node->rootless) args.flags |= CLONE_NEWNET;
-        else if (!failed && (network = network_enter()) < 0) failed = "network namespace";
+        else if (!failed) failed = enter_network(request, message, &network);
         if (!failed && (pid = syscall(SYS_clone3, &args, sizeof args)) < 0) failed = "namespaces";
         if (pid == 0) {
             close(go[1]);
             close(ends[0]);
             child(node, request, message, &group, ends[1], go[0]);
         }
-        if (network >= 0) {
+        if (!node->rootless) {
             int error = errno;
             network_leave();
             errno = error;

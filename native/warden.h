@@ -70,9 +70,16 @@ void cgroup_remove_roots(const struct node *node);
 /* network.c */
 const char *network_raise_loopback(void);
 int network_enter(void);
+int network_enter_own(void);
 void network_leave(void);
 void network_release(int fd);
 bool network_expire(void);
+
+/* netlink.c, egress.c: in a network namespace that the caller has CAP_NET_ADMIN over */
+int netlink_make_everything_local(bool both);
+int netlink_redirect_tcp(uint16_t port);
+const char *egress_open(int socket, uint32_t flags);
+int egress_name_server(void);
 
 /* mounts.c */
 const char *mounts_prepare_node(const struct node *node, const struct message *skeleton);

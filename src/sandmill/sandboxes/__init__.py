@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sandmill.sandboxes.dual import block_on, loop
+from sandmill.sandboxes.egress import Blocked
 from sandmill.sandboxes.files import FileEntry
 from sandmill.sandboxes.pool import Pool
 from sandmill.sandboxes.probing import Finding, Probe, probe
@@ -13,6 +14,7 @@ from sandmill.sandboxes.spec import Egress, SandboxSpec
 
 __all__ = [
     "PIPE",
+    "Blocked",
     "Completed",
     "Egress",
     "FileEntry",

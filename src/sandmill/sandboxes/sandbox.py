@@ -10,23 +10,28 @@ import asyncio
 import errno
 import os
 import secrets
+import socket
 import stat
 from collections.abc import Mapping
 from decimal import Decimal
 from types import TracebackType
 from typing import IO, Any, Final, Self
 
-from sandmill.errors import IsolationUnavailable, SandboxCreateFailed, SandboxFileError, SandboxGone
+from sandmill.errors import SandboxCreateFailed, SandboxFileError, SandboxGone
 from sandmill.sandboxes.backends.native import wire
 from sandmill.sandboxes.backends.native.agent import Agent
 from sandmill.sandboxes.backends.native.node import Birth, Node, node
 from sandmill.sandboxes.commands import Commands, Three, other_end, pipes
 from sandmill.sandboxes.dual import dual, dual_class
+from sandmill.sandboxes.egress.blocked import Blocked
+from sandmill.sandboxes.egress.handover import Handover
+from sandmill.sandboxes.egress.outside import Outside
+from sandmill.sandboxes.egress.proxy import EgressProxy
 from sandmill.sandboxes.files import FileEntry, absolute, entry_of, file_error, open_flags, place
 from sandmill.sandboxes.lifetime import Lifetime
 from sandmill.sandboxes.process import Capture, Completed, Process, Stdin, exec_failed
 from sandmill.sandboxes.registry import SandboxRecord
-from sandmill.sandboxes.spec import Egress, EgressMode, SandboxSpec
+from sandmill.sandboxes.spec import Egress, SandboxSpec
 
 DEFAULT_MAX_OUTPUT: Final = 1 << 20
 """Bytes of output kept per stream."""
@@ -51,6 +56,7 @@ class Sandbox:
         self._agent: Agent | None = None
         self._gone: SandboxGone | None = None
         self._ending: asyncio.Task[None] | None = None
+        self._egress: EgressProxy | None = None
         self._commands = Commands(spec, rootless=owner.rootless)
 
     @dual_class
@@ -103,9 +109,10 @@ class Sandbox:
         name: str | None = None,
         labels: Mapping[str, str] | None = None,
         server: str | None = None,
+        outside: Outside | None = None,
     ) -> Sandbox:
-        """`create` from a resolved spec."""
-        return await _create(cls, spec, files, name, labels, server)
+        """`create` from a resolved spec. `outside`: what lies beyond its egress, None for this machine's own network."""
+        return await _create(cls, spec, files, name, labels, server, outside)
 
     @property
     def alive(self) -> bool:
@@ -121,6 +128,11 @@ class Sandbox:
     def lacks(self) -> str | None:
         """One sentence on what this machine could not give it, None when everything holds (`sandmill doctor` shows the fix)."""
         return self._node.lacks
+
+    @property
+    def blocked(self) -> tuple[Blocked, ...]:
+        """What its network policy refused so far, at most 256 kinds; kept after its end. Names in it were chosen inside: data."""
+        return () if self._egress is None else self._egress.blocked
 
     @dual
     async def exec(
@@ -304,9 +316,14 @@ class Sandbox:
             workdir=self.spec.workdir,
         )
 
-    async def begin(self, files: bytes) -> None:
+    async def begin(self, files: bytes, outside: Outside | None = None) -> None:
         """Comes to life. On the sandbox loop, once."""
-        self._birth = birth = await self._node.create(self.spec, files)
+        with Handover(self.spec.network) as handover:
+            await self._be_born(files, handover.theirs)
+            self._egress = await handover.proxy(outside)
+
+    async def _be_born(self, files: bytes, egress: socket.socket | None) -> None:
+        self._birth = birth = await self._node.create(self.spec, files, egress)
         self._agent = agent = Agent(birth.agent, self._lost, self._hurry)
         ready = agent.expect_ready()
         try:
@@ -330,6 +347,8 @@ class Sandbox:
             self._gone = SandboxGone(self.name, "its init was killed for lack of memory")
         if self._agent is not None:
             self._agent.close(self._gone)
+        if self._egress is not None:
+            await self._egress.close()
         self._node.registry.remove(self.id)
 
     async def _end_commands(self, agent: Agent) -> None:
@@ -413,19 +432,18 @@ async def _create(
     name: str | None,
     labels: Mapping[str, str] | None,
     server: str | None = None,
+    outside: Outside | None = None,
 ) -> Sandbox:
     if url := os.environ.get("SANDMILL_API_URL") if server is None else server:
         from sandmill.sandboxes.backends.remote.sandbox import create_remote
 
         return await create_remote(url, spec, files, name, labels)
-    if spec.network.mode is not EgressMode.DENY:
-        raise IsolationUnavailable("this backend gives sandboxes no network at all; use Egress.deny() (nothing was started)")
     payload = place(files or {}, spec.workdir)
     owner = await node()
     async with owner.creations:
         sandbox = cls(spec, owner)
         try:
-            await sandbox.begin(payload)
+            await sandbox.begin(payload, outside)
         except BaseException:
             await sandbox.stop("creation failed")
             raise

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import enum
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from typing import Final
 
 import msgspec
 
+from sandmill.config.hosts import parse_hosts
+from sandmill.config.manifest import EgressPolicy, EgressSection
 from sandmill.config.quantities import parse_bytes, parse_cpu, parse_duration, parse_usd
 from sandmill.errors import ConfigError
 
@@ -34,10 +36,20 @@ class EgressMode(enum.StrEnum):
 
 
 class Egress(msgspec.Struct, frozen=True):
-    """A network policy. `Egress.deny()` is the default: an empty network namespace with nothing but its own loopback."""
+    """A network policy. `Egress.deny()` is the default: an empty network namespace with nothing but its own loopback.
+
+    `hosts` and `presets` as they were written; `patterns` is what they come to.
+    """
 
     mode: EgressMode = EgressMode.DENY
     hosts: tuple[str, ...] = ()
+    presets: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.mode is EgressMode.ALLOW and not self.patterns:
+            raise ConfigError("allows no host; name some, or a preset, or use Egress.deny()", field="network")
+        if self.mode is not EgressMode.ALLOW and (self.hosts or self.presets):
+            raise ConfigError(f"hosts can be named only in a policy that allows some, not in {self.mode.value!r}", field="network")
 
     @classmethod
     def deny(cls) -> Egress:
@@ -46,13 +58,27 @@ class Egress(msgspec.Struct, frozen=True):
 
     @classmethod
     def open(cls) -> Egress:
-        """Everything but private ranges and cloud metadata addresses."""
+        """Everything over TCP but private ranges, this machine itself and cloud metadata addresses."""
         return cls(EgressMode.OPEN)
 
     @classmethod
-    def allow(cls, *hosts: str) -> Egress:
-        """Only these host names."""
-        return cls(EgressMode.ALLOW, tuple(hosts))
+    def allow(cls, *hosts: str, presets: Iterable[str] = ()) -> Egress:
+        """Only these host names ("pypi.org", "*.example.org") and those of the presets (config/hosts.py), over TLS and HTTP.
+
+        Raises ConfigError naming what is no host name or no preset.
+        """
+        return cls(EgressMode.ALLOW, tuple(hosts), (presets,) if isinstance(presets, str) else tuple(presets))
+
+    @classmethod
+    def of(cls, section: EgressSection) -> Egress:
+        """The policy that a manifest asks for. Raises ConfigError."""
+        mode = {EgressPolicy.DENY: EgressMode.DENY, EgressPolicy.ALLOW_LIST: EgressMode.ALLOW, EgressPolicy.OPEN: EgressMode.OPEN}
+        return cls(mode[section.policy], section.allow, section.presets)
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """The host names that are allowed, in the form in which they are compared."""
+        return parse_hosts(self.hosts, self.presets, field="network")
 
 
 class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,7 +22,7 @@ from sandmill.sandboxes import dual
 from sandmill.sandboxes.backends.native import cgroups, image, state, wire
 from sandmill.sandboxes.backends.native.channel import Channel
 from sandmill.sandboxes.registry import Registry
-from sandmill.sandboxes.spec import PROCESS_LIMIT, SandboxSpec
+from sandmill.sandboxes.spec import PROCESS_LIMIT, EgressMode, SandboxSpec
 
 WARDEN: Final = Path(__file__).parents[2] / "warden" / "warden"
 UID_BASE: Final = 0x7000_0000
@@ -31,6 +31,7 @@ USER_UID: Final = 1000
 _CONCURRENT_CREATIONS: Final = 16
 _ANSWER_S: Final = 30.0
 _LEAVE_S: Final = 10.0
+_EGRESS: Final = {EgressMode.DENY: 0, EgressMode.ALLOW: wire.EGRESS_ALLOW, EgressMode.OPEN: wire.EGRESS_OPEN}
 _log = logging.getLogger("sandmill.sandboxes")
 
 
@@ -66,8 +67,11 @@ class Node:
             return f"sandboxes have no cpu limit and a memory limit only per process, because {self.plan.lack}"
         return None
 
-    async def create(self, spec: SandboxSpec, files: bytes) -> Birth:
-        """Asks for a sandbox; its agent reports by itself when it is ready. Raises SandboxCreateFailed."""
+    async def create(self, spec: SandboxSpec, files: bytes, egress: socket.socket | None = None) -> Birth:
+        """Asks for a sandbox; its agent reports by itself when it is ready. Raises SandboxCreateFailed.
+
+        `egress`: over which the sandbox's listening sockets come back, when it is to have a network.
+        """
         reply, fd = await self._ask(
             wire.CREATE,
             wire.encode(spec.workdir) + b"\0" + files,
@@ -76,6 +80,8 @@ class Node:
             cpu_us=_cpu_quota(spec.cpu),
             processes=PROCESS_LIMIT,
             uid=USER_UID,
+            flags=_EGRESS[spec.network.mode],
+            fds=() if egress is None else (egress.fileno(),),
         )
         if reply.error:
             raise SandboxCreateFailed(reply.error, f"could not create a sandbox: {reply.stage}: {os.strerror(reply.error)}")
@@ -114,14 +120,14 @@ class Node:
             os.close(descriptor)
         state.discard(self.claim.folder)
 
-    async def _ask(self, op: int, payload: bytes = b"", **fields: int) -> tuple[wire.WardenReply, int]:
+    async def _ask(self, op: int, payload: bytes = b"", *, fds: tuple[int, ...] = (), **fields: int) -> tuple[wire.WardenReply, int]:
         if not self.alive:
             raise SandboxCreateFailed("the sandbox warden has died; the next creation starts another")
         self._sequence += 1
         sequence = self._sequence
         future = asyncio.get_running_loop().create_future()
         self._waiting[sequence] = future
-        self._channel.send(wire.warden_request(op, sequence, payload, **fields))
+        self._channel.send(wire.warden_request(op, sequence, payload, fds=fds, **fields))
         try:
             async with asyncio.timeout(_ANSWER_S):
                 return await asyncio.shield(future)

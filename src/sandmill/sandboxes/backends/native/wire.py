@@ -24,6 +24,8 @@ EXEC_HOME: Final = 16
 OPEN_PARENTS: Final = 32
 REMOVE_TREE: Final = 64
 HURRY_ON: Final = 128
+EGRESS_ALLOW: Final = 256
+EGRESS_OPEN: Final = 512
 
 SETUP, CREATE, DESTROY, HURRY = 1, 2, 3, 4
 READY, EXEC, SIGNAL, KILL_TREE, KILL_ALL, PING, OPEN, WRITE, REMOVE, MKDIR, OUTPUT, EXIT, STARTED = range(1, 14)
@@ -94,11 +96,12 @@ def warden_request(
     processes: int = 0,
     slot: int = 0,
     uid: int = 0,
+    fds: tuple[int, ...] = (),
 ) -> Message:
     """A request to the warden."""
     placed, inline, memfd = _place(payload)
     head = _WARDEN_REQUEST.pack(op, sequence, flags | placed, len(payload), memory_bytes, disk_bytes, cpu_us, processes, slot, uid)
-    return Message(head + inline, () if memfd < 0 else (memfd,), memfd)
+    return Message(head + inline, fds if memfd < 0 else (*fds, memfd), memfd)
 
 
 def parse_warden_reply(data: bytes) -> WardenReply:
