@@ -23,6 +23,8 @@ enum {
     OPEN_PARENTS = 32,           /* create missing parent folders first */
     REMOVE_TREE = 64,            /* a folder with everything in it */
     HURRY = 128,                 /* WARDEN_HURRY: processes are being killed; without it, that is over */
+    CREATE_IMAGE = 256,          /* CREATE: the payload names layers */
+    CREATE_ON_HOST = 512,        /* CREATE_IMAGE: the layers lie above this machine's own base */
 };
 
 /* ---- host -> warden ---- */
@@ -37,7 +39,8 @@ struct warden_request {
     uint32_t uid;                      /* CREATE: owner of workdir and files; uid of commands */
 };
 
-/* SETUP's payload is a batch (below) that fills the skeleton. CREATE's payload is the workdir, NUL, then a batch of files. */
+/* SETUP's payload is a batch (below) that fills the skeleton. CREATE's payload is the workdir, NUL, then a batch of files; with
+ * CREATE_IMAGE the names of layers, the topmost first and joined by ':', and a NUL lie between them. */
 
 struct warden_reply {
     uint32_t op, sequence;
@@ -52,7 +55,8 @@ struct warden_reply {
 
 /* ---- host -> agent ---- */
 enum { AGENT_READY = 1, AGENT_EXEC, AGENT_SIGNAL, AGENT_KILL_TREE, AGENT_KILL_ALL, AGENT_PING, AGENT_OPEN, AGENT_WRITE,
-       AGENT_REMOVE, AGENT_MKDIR, AGENT_OUTPUT, AGENT_EXIT, AGENT_STARTED };
+       AGENT_REMOVE, AGENT_MKDIR, AGENT_OUTPUT, AGENT_EXIT, AGENT_STARTED,
+       AGENT_WRITTEN /* hands back the folder of everything the sandbox wrote */, AGENT_FREEZE, AGENT_THAW };
 
 struct agent_request {
     uint32_t op, id, flags, payload_bytes;
