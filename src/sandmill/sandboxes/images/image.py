@@ -1,0 +1,75 @@
+"""What a sandbox starts from. In: layers and a configuration. Out: a frozen record named by the digest of its own contents.
+
+An image's layers lie in the store (store.py), one folder each, shared by every sandbox that uses them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from sandmill.sandboxes.backends.native.node import USER_UID, Base
+
+MOST_LAYERS: Final = 100
+"""An overlay's option names every layer and has to fit a page."""
+_NAME_DIGITS: Final = 32
+_ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+def architecture() -> str:
+    """This machine's, in the words of image configurations."""
+    return _ARCHITECTURES.get(platform.machine(), platform.machine())
+
+
+def folder_name(layer: str) -> str:
+    """The name of a layer's folder: the start of its digest."""
+    return layer.removeprefix("sha256:")[:_NAME_DIGITS]
+
+
+class Account(msgspec.Struct, frozen=True, kw_only=True):
+    """Who an image's commands run as, unless a caller says otherwise."""
+
+    name: str = "user"
+    uid: int = USER_UID
+    home: str = "/home/user"
+
+
+class Image(msgspec.Struct, frozen=True, kw_only=True):
+    """An image in the store. Use it as `Sandbox.create(image=...)`, itself or by name or digest."""
+
+    layers: tuple[str, ...] = ()
+    """Digests, the lowest first."""
+    on_host: bool = True
+    """The layers lie above this machine's own programs, as in a sandbox without an image."""
+    env: Mapping[str, str] = {}
+    workdir: str = ""
+    """Empty: /workspace."""
+    account: Account = Account()
+    architecture: str = ""
+    version: int = 1
+
+    @property
+    def digest(self) -> str:
+        """`sha256:...` of everything above."""
+        return "sha256:" + hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()
+
+    @property
+    def base(self) -> Base:
+        """What the warden is told."""
+        return Base(tuple(folder_name(layer) for layer in reversed(self.layers)), self.on_host, self.account.uid)
+
+    def above(self, layer: str) -> Image:
+        """This image with one more layer. Raises ImageError when there are too many."""
+        from sandmill.errors import ImageError
+
+        if len(self.layers) >= MOST_LAYERS:
+            raise ImageError(f"an image may have at most {MOST_LAYERS} layers; build it anew with fewer steps")
+        return msgspec.structs.replace(self, layers=(*self.layers, layer))
+
+
+HOST: Final = Image(architecture=architecture())
+"""No layers: this machine's own base, which needs no set-up."""
