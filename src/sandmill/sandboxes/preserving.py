@@ -10,13 +10,13 @@ import contextlib
 import errno
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
-from typing import TYPE_CHECKING, Final, Self, TypeVar, cast
+from collections.abc import AsyncIterator, Mapping
+from typing import TYPE_CHECKING, Final, Self, cast
 
 from sandmill.errors import ExecFailed, ImageError, SandboxError, SandboxGone
 from sandmill.sandboxes.backends.native import wire
 from sandmill.sandboxes.backends.native.agent import Agent
-from sandmill.sandboxes.dual import dual
+from sandmill.sandboxes.dual import dual, in_thread
 from sandmill.sandboxes.images import Image, Use, settle, store
 from sandmill.sandboxes.images.store import KEPT
 from sandmill.sandboxes.images.written import seal
@@ -71,9 +71,9 @@ class Preserving:
         """
         image, use = await self._seal(self._live())
         try:
-            await _in_thread(lambda: store().save(image, name))
+            await in_thread(lambda: store().save(image, name))
         finally:
-            await _in_thread(use.release)
+            await in_thread(use.release)
         return image
 
     @dual
@@ -102,7 +102,7 @@ class Preserving:
                 raise error.exceptions[0] from error
             raise
         finally:
-            await _in_thread(use.release)
+            await in_thread(use.release)
         return made
 
     @dual
@@ -139,11 +139,11 @@ class Preserving:
         if self.alive:
             raise SandboxError(f"sandbox {self.name} is running; stop it first")
         image, kept = self.kept or self._image, self.kept
-        use = await _in_thread(lambda: store().use(image)) if image.layers else None
+        use = await in_thread(lambda: store().use(image)) if image.layers else None
         await self._revive(settle(self.spec, image) if image.layers else self.spec, image, use)
         if kept is not None:
             self.kept = None
-            await _in_thread(lambda: store().unname(KEPT + self.id))
+            await in_thread(lambda: store().unname(KEPT + self.id))
         return self
 
     async def keep_files(self, agent: Agent) -> None:
@@ -153,9 +153,9 @@ class Preserving:
                 await agent.ask(wire.KILL_ALL)
         image, use = await self._seal(agent)
         try:
-            await _in_thread(lambda: store().save(image, KEPT + self.id))
+            await in_thread(lambda: store().save(image, KEPT + self.id))
         finally:
-            await _in_thread(use.release)
+            await in_thread(use.release)
         self.kept = image
 
     async def try_keep_files(self, agent: Agent) -> None:
@@ -169,7 +169,7 @@ class Preserving:
         """What a stop kept is no longer wanted."""
         if self.kept is not None:
             self.kept = None
-            await _in_thread(lambda: store().unname(KEPT + self.id))
+            await in_thread(lambda: store().unname(KEPT + self.id))
 
     async def _await_copy(self) -> None:
         async with self._alone():
@@ -190,7 +190,7 @@ class Preserving:
                 reply, written = await agent.ask(wire.WRITTEN)
                 if reply.status or written < 0:
                     raise ImageError(f"sandbox {self.name} did not hand out its files")
-                return await _in_thread(lambda: _sealed(written, self._image, fleeting=fleeting))
+                return await in_thread(lambda: _sealed(written, self._image, fleeting=fleeting))
         finally:
             self.lifetime.leave()
 
@@ -222,14 +222,6 @@ class Preserving:
                 await agent.ask(op)
         except TimeoutError:
             raise SandboxError(f"sandbox {self.name} did not answer within {_FREEZE_S:.0f} s") from None
-
-
-_Result = TypeVar("_Result")
-
-
-async def _in_thread(work: Callable[[], _Result]) -> _Result:
-    """To its end, whoever is cancelled meanwhile: half a change of the store would leave pins behind."""
-    return await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, work))
 
 
 def _sealed(written: int, image: Image, *, fleeting: bool) -> tuple[Image, Use]:

@@ -426,7 +426,10 @@ class Sandbox(Preserving):
         return fd
 
     async def _write(self, files: Mapping[str, bytes], user: str) -> None:
-        payload = place(files, self.spec.workdir)
+        await self.write_batch(place(files, self.spec.workdir), user)
+
+    async def write_batch(self, payload: bytes, user: str) -> None:
+        """Files, folders and links as one batch (wire.py). On the sandbox loop. Raises SandboxFileError naming the first that failed."""
         reply, _ = await self._live().ask(wire.WRITE, payload, uid=self._commands.uid(user))
         if reply.status:
             raise file_error(reply.status, reply.data.decode("utf-8", "replace"))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import msgspec
 
+from sandmill.sandboxes.dual import in_thread
 from sandmill.sandboxes.images.image import HOST, Image
 from sandmill.sandboxes.images.store import Store, Stored, Use, store
 from sandmill.sandboxes.spec import DEFAULT_WORKDIR, SandboxSpec
@@ -15,11 +14,12 @@ __all__ = ["HOST", "Image", "Store", "Stored", "Use", "resolve", "settle", "stor
 
 async def resolve(spec: SandboxSpec) -> tuple[SandboxSpec, Image, Use | None]:
     """A spec's image, pinned, and the spec with what the image leaves to say. Raises ImageError."""
-    if spec.image is None:
+    wanted = spec.image
+    if wanted is None:
         return spec, HOST, None
     from sandmill.sandboxes.images.importing import obtain  # reading archives: nothing that a sandbox without an image should wait for
 
-    image, use = await asyncio.get_running_loop().run_in_executor(None, obtain, spec.image, store())
+    image, use = await in_thread(lambda: obtain(wanted, store()))
     return settle(spec, image), image, use
 
 

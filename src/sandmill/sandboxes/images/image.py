@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from sandmill.errors import ImageError
 from sandmill.sandboxes.backends.native.node import USER_UID, Base
+from sandmill.sandboxes.dual import dual_class, in_thread
+from sandmill.sandboxes.spec import Egress
 
 MOST_LAYERS: Final = 100
 """An overlay's option names every layer and has to fit a page."""
@@ -62,10 +66,51 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
         """What the warden is told."""
         return Base(tuple(folder_name(layer) for layer in reversed(self.layers)), self.on_host, self.account.uid)
 
+    @dual_class
+    async def build(
+        cls: type[Image],  # noqa: N805 - a class comes first here
+        dockerfile: str | Path,
+        context: str | Path = ".",
+        *,
+        name: str | None = None,
+        build_args: Mapping[str, str] | None = None,
+        network: Egress | None = None,
+        cpu: float | str = 1,
+        memory: int | str = "2Gi",
+        disk: int | str = "2Gi",
+        timeout: float = 1800.0,
+        report: Callable[[str], None] | None = None,
+    ) -> Image:
+        """Builds an image from a Dockerfile (a path, or the text itself) and the files of `context`; `name` then means it.
+
+        FROM, COPY, ENV, WORKDIR, RUN, USER and ARG; each step runs in a sandbox with these limits and, unless `network` is given, without
+        a network. `report` gets a line per step. Raises ConfigError with file and line, ImageError, SandboxError.
+        """
+        from sandmill.sandboxes.images.build import Limits, build
+
+        limits = Limits(cpu=cpu, memory=memory, disk=disk, timeout_s=timeout, network=network or Egress())
+        return await build(
+            dockerfile, Path(context), name=name, build_args=build_args or {}, limits=limits, report=report or (lambda line: None)
+        )
+
+    @dual_class
+    async def load(cls: type[Image], reference: str, *, name: str | None = None) -> Image:  # noqa: N805 - a class comes first here
+        """The image that `reference` means: a name or digest in the store, `oci:PATH[:TAG]` or `docker-archive:PATH[:NAME]`, which is
+        unpacked into the store unless it is there. `name` then means it. Raises ImageError.
+        """
+        from sandmill.sandboxes.images.importing import obtain
+        from sandmill.sandboxes.images.store import store
+
+        def work() -> Image:
+            image, use = obtain(reference, store())
+            store().save(image, name)
+            use.release()
+            return image
+
+        return await in_thread(work)
+
     def above(self, layer: str) -> Image:
         """This image with one more layer. Raises ImageError when there are too many."""
-        from sandmill.errors import ImageError
-
         if len(self.layers) >= MOST_LAYERS:
             raise ImageError(f"an image may have at most {MOST_LAYERS} layers; build it anew with fewer steps")
         return msgspec.structs.replace(self, layers=(*self.layers, layer))
