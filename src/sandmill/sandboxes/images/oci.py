@@ -7,11 +7,13 @@ typed and checked against its digest.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
 import stat
 import tarfile
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple, Protocol, TypeVar, cast
@@ -140,16 +142,19 @@ class ArchiveSource:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._members: dict[str, tarfile.TarInfo] = {}
-        try:
-            self._archive = tarfile.open(path, tarinfo=Bounded, encoding="utf-8", errors="surrogateescape")  # noqa: SIM115
-            for count, member in enumerate(self._archive):
-                if count >= _MOST_MEMBERS:
-                    raise ImageError(f"{path} has more than {_MOST_MEMBERS} members; it is no archive of an image")
-                self._members[_plain(member.name)] = member
-        except ImageError:
-            raise
-        except (OSError, tarfile.TarError, EOFError, ValueError, RecursionError) as error:
-            raise ImageError(f"{path} cannot be read as an archive of an image: {error}") from error
+        with contextlib.ExitStack() as stack:
+            try:
+                self._archive = tarfile.open(path, tarinfo=Bounded, encoding="utf-8", errors="surrogateescape")  # noqa: SIM115
+                stack.callback(self._archive.close)
+                for count, member in enumerate(self._archive):
+                    if count >= _MOST_MEMBERS:
+                        raise ImageError(f"{path} has more than {_MOST_MEMBERS} members; it is no archive of an image")
+                    self._members[_plain(member.name)] = member
+            except ImageError:
+                raise
+            except (OSError, tarfile.TarError, EOFError, zlib.error, ValueError, RecursionError) as error:
+                raise ImageError(f"{path} cannot be read as an archive of an image: {error}") from error
+            stack.pop_all()
 
     def has(self, name: str) -> bool:
         """Whether there is such a file."""

@@ -134,7 +134,10 @@ def _enter(archive: tarfile.TarFile, member: tarfile.TarInfo, writer: LayerWrite
     elif last.startswith(WHITEOUT + WHITEOUT):
         return  # notes of a layer format of the past
     elif last.startswith(WHITEOUT):
-        writer.whiteout(f"{above}/{last.removeprefix(WHITEOUT)}")
+        hidden = last.removeprefix(WHITEOUT)
+        if hidden in ("", ".", ".."):
+            raise ImageError(f"whiteout {name[:200]!r} names nothing; the archive is damaged or hostile")
+        writer.whiteout(f"{above}/{hidden}")
     elif member.isdir():
         writer.folder(name, attributes)
     elif member.issym():
