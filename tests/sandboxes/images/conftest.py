@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from sandmill.sandboxes import Sandbox
 from sandmill.sandboxes.images import Store, store
 
 
@@ -26,6 +27,16 @@ def shared() -> Iterator[Store]:
     store().collect()
 
 
-def is_empty(place: Store) -> bool:
-    """No layer, no record, no draft: nothing that anyone could use or that takes room."""
-    return not any(list((place.root / name).iterdir()) for name in ("layers", "records", "images", "names"))
+@pytest.fixture
+def make(shared: Store) -> Iterator[Callable[..., Sandbox]]:
+    """Creates small sandboxes that end before their images are removed."""
+    made: list[Sandbox] = []
+
+    def create(**options: object) -> Sandbox:
+        sandbox = Sandbox.create(**{"memory": "256Mi", "disk": "32Mi"} | options)  # type: ignore[arg-type]
+        made.append(sandbox)
+        return sandbox
+
+    yield create
+    for sandbox in made:
+        sandbox.terminate()

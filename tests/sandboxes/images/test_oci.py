@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 import zstandard
+from image_archives import Layout, Member, config, digest, docker_save, folder, is_empty, layer, write_tar
 
 from sandmill.errors import ImageError
 from sandmill.sandboxes.images.image import Account, Image, architecture
 from sandmill.sandboxes.images.importing import obtain
 from sandmill.sandboxes.images.store import Store
-from tests.sandboxes.images.archives import Layout, Member, config, digest, docker_save, folder, layer, write_tar
-from tests.sandboxes.images.conftest import is_empty
 
 PASSWD = Member("etc/passwd", b"root:x:0:0::/root:/bin/sh\napp:x:1234:1234::/srv/app:/bin/sh\nbad line\n")
 LOWER = layer(folder("etc"), PASSWD, Member("a", b"lower"))
@@ -107,16 +106,24 @@ def test_a_layout_in_an_archive_and_a_compressed_archive(tmp_path: Path, place: 
 
 
 def test_a_layer_that_is_a_link_to_another_member(tmp_path: Path, place: Store) -> None:
-    settings = config([LOWER, LOWER])
-    manifest = [{"Config": "config", "Layers": ["0/layer.tar", "1/layer.tar"]}]
-    files = [Member("config", settings), Member("manifest.json", json.dumps(manifest).encode()), Member("0/layer.tar", LOWER)]
     archive = tmp_path / "saved.tar"
-    archive.write_bytes(layer(*files, Member("1/layer.tar", kind=tarfile.SYMTYPE, link="../0/layer.tar")))
-    assert taken(f"docker-archive:{archive}", place).layers[-1] == digest(LOWER)
-    for target in ("1/layer.tar", "../../../../etc/passwd", "/etc/passwd"):
-        archive.write_bytes(layer(*files, Member("1/layer.tar", kind=tarfile.SYMTYPE, link=target)))
+
+    def write(second: bytes, target: str) -> str:
+        manifest = [{"Config": "config", "Layers": ["0/layer.tar", "1/layer.tar"]}]
+        files = [Member("config", config([LOWER, second])), Member("manifest.json", json.dumps(manifest).encode())]
+        link = Member("1/layer.tar", kind=tarfile.SYMTYPE, link=target)
+        archive.write_bytes(layer(*files, Member("0/layer.tar", LOWER), link, Member("blob", UPPER)))
+        return f"docker-archive:{archive}"
+
+    assert read(place, taken(write(UPPER, "../blob"), place), -1, "a") == b"upper"
+    for number, target in enumerate(("../1/layer.tar", "../../../../etc/passwd", "/etc/passwd")):
         with pytest.raises(ImageError, match="has no file"):
-            taken(f"docker-archive:{archive}", Store(tmp_path / "other"))
+            taken(write(UPPER, target), Store(tmp_path / str(number)))
+
+
+def test_a_layer_that_comes_twice_lies_where_it_came_last(tmp_path: Path, place: Store) -> None:
+    image = taken(f"docker-archive:{docker_save(tmp_path / 'twice.tar', [LOWER, UPPER, LOWER])}", place)
+    assert image.layers[1:] == (digest(UPPER), digest(LOWER))
 
 
 def test_an_opaque_top_hides_the_layers_below(tmp_path: Path, place: Store) -> None:
@@ -156,7 +163,16 @@ def test_a_spoiled_blob_is_refused(tmp_path: Path, place: Store, what: str, how:
 
 @pytest.mark.parametrize(
     "index",
-    [b"", b"[]", b"{}", b"null", b'{"manifests": null}', b'{"manifests": [{}]}', b"[" * 100_000, b'{"manifests": [{"digest": 1, "size": 1}]}'],
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b"null",
+        b'{"manifests": null}',
+        b'{"manifests": [{}]}',
+        b"[" * 100_000,
+        b'{"manifests": [{"digest": 1, "size": 1}]}',
+    ],
 )
 def test_an_index_that_is_none_is_refused(tmp_path: Path, place: Store, index: bytes) -> None:
     layout = Layout(tmp_path / "layout")
@@ -192,7 +208,9 @@ def test_a_user_that_the_image_does_not_have_is_refused(tmp_path: Path, place: S
         taken(f"docker-archive:{docker_save(tmp_path / 'image.tar', [LOWER], config={'User': user})}", place)
 
 
-@pytest.mark.parametrize(("workdir", "meant"), [("", ""), ("/", ""), ("srv/", "/srv"), ("/a/../b", "/b"), ("/../../etc", "/etc"), ("/proc/1", "")])
+@pytest.mark.parametrize(
+    ("workdir", "meant"), [("", ""), ("/", ""), ("srv/", "/srv"), ("/a/../b", "/b"), ("/../../etc", "/etc"), ("/proc/1", "")]
+)
 def test_a_workdir_is_made_plain(tmp_path: Path, place: Store, workdir: str, meant: str) -> None:
     archive = docker_save(tmp_path / "image.tar", [LOWER], config={"WorkingDir": workdir})
     assert taken(f"docker-archive:{archive}", place).workdir == meant

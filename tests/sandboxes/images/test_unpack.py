@@ -13,14 +13,13 @@ from pathlib import Path
 
 import pytest
 import zstandard
+from image_archives import Member, digest, docker_save, folder, hard_link, is_empty, layer, symlink
 
 from sandmill.errors import ImageError
 from sandmill.sandboxes.images.importing import obtain
 from sandmill.sandboxes.images.layers import OPAQUE, Budget, LayerWriter
 from sandmill.sandboxes.images.store import Store
 from sandmill.sandboxes.images.unpack import unpack
-from tests.sandboxes.images.archives import Member, digest, docker_save, folder, hard_link, layer, symlink
-from tests.sandboxes.images.conftest import is_empty
 
 GIB = 1 << 30
 
@@ -108,7 +107,9 @@ def test_owners_are_kept_and_those_that_cannot_be_become_nobody(tmp_path: Path) 
 
 
 def test_what_a_layer_removes_becomes_a_whiteout(tmp_path: Path) -> None:
-    root = unpacked(tmp_path, [Member("a/.wh.gone"), Member("b/.wh..wh..opq"), Member("c/.wh.new"), folder("c/new"), Member(".wh..wh.plnk")])
+    root = unpacked(
+        tmp_path, [Member("a/.wh.gone"), Member("b/.wh..wh..opq"), Member("c/.wh.new"), folder("c/new"), Member(".wh..wh.plnk")]
+    )
     info = (root / "a" / "gone").lstat()
     assert stat.S_ISCHR(info.st_mode)
     assert info.st_rdev == 0

@@ -110,10 +110,14 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
         return await in_thread(work)
 
     def above(self, layer: str) -> Image:
-        """This image with one more layer. Raises ImageError when there are too many."""
-        if len(self.layers) >= MOST_LAYERS:
+        """This image with one more layer. Raises ImageError when there are too many.
+
+        A layer that is among them already only moves to the top, where it hides what it was below: an overlay takes none twice.
+        """
+        layers = (*(one for one in self.layers if one != layer), layer)
+        if len(layers) > MOST_LAYERS:
             raise ImageError(f"an image may have at most {MOST_LAYERS} layers; build it anew with fewer steps")
-        return msgspec.structs.replace(self, layers=(*self.layers, layer))
+        return msgspec.structs.replace(self, layers=layers)
 
 
 HOST: Final = Image(architecture=architecture())

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from sandmill.errors import ConfigError, ImageError
-from sandmill.sandboxes.images.image import HOST, Account, Image
+from sandmill.sandboxes.images.image import HOST, MOST_LAYERS, Account, Image
 from sandmill.sandboxes.images.layers import Attributes, Budget, LayerWriter, walk_bytes
 from sandmill.sandboxes.images.oci import Found, Packed, Source, open_source, read_layout, read_saved
 from sandmill.sandboxes.images.store import LayerRecord, Store, Use
@@ -75,11 +75,12 @@ def _import(found: Found, store: Store, budget: Budget) -> tuple[Image, Use]:
         for packed in found.layers:
             record = _layer(packed, store, budget)
             pinned.append(record.digest)
-            layers = [_FLOOR, record.digest] if record.opaque else [*layers, record.digest]
+            layers = [_FLOOR] if record.opaque else [layer for layer in layers if layer != record.digest]
+            layers.append(record.digest)
         image = Image(layers=tuple(layers), on_host=False, architecture=found.architecture)
         image = msgspec.structs.replace(image, env=_env(found), workdir=_workdir(found), account=account(found.user, image, store))
-        if len(layers) > 100:
-            raise ImageError(f"the image has {len(layers)} layers and may have 100; flatten it first")
+        if len(layers) > MOST_LAYERS:
+            raise ImageError(f"the image has {len(layers)} layers and may have {MOST_LAYERS}; flatten it first")
         store.save(image)
         return image, store.use(image)
     finally:

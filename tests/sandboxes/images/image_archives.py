@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sandmill.sandboxes.images.image import architecture
+from sandmill.sandboxes.images.store import Store
 
 
 class Member(NamedTuple):
@@ -118,3 +119,8 @@ def programs(*names: str) -> list[Member]:
                 files[word.lstrip("/")] = Path(word).resolve().read_bytes()
     folders = sorted({str(parent) for name in files for parent in Path(name).parents if str(parent) != "."})
     return [*(folder(name) for name in folders), *(Member(name, data, mode=0o755) for name, data in files.items())]
+
+
+def is_empty(place: Store) -> bool:
+    """No layer, no record, no draft: nothing that anyone could use or that takes room."""
+    return not any(list((place.root / name).iterdir()) for name in ("layers", "records", "images", "names"))
