@@ -18,6 +18,7 @@ from sandmill.sandboxes.backends.native import wire
 from sandmill.sandboxes.backends.native.agent import Agent
 from sandmill.sandboxes.dual import dual, in_thread
 from sandmill.sandboxes.images import Image, Use, settle, store
+from sandmill.sandboxes.images.merging import merged
 from sandmill.sandboxes.images.store import KEPT
 from sandmill.sandboxes.images.written import seal
 from sandmill.sandboxes.lifetime import Lifetime
@@ -231,7 +232,11 @@ def _sealed(written: int, image: Image, *, fleeting: bool) -> tuple[Image, Use]:
         sealed = seal(written, image, place)
     finally:
         os.close(written)
+    flat = sealed
     try:
-        return sealed, place.use(sealed, fleeting=fleeting)
+        flat = merged(sealed, place)
+        return flat, place.use(flat, fleeting=fleeting)
     finally:
         place.unpin(sealed.layers[-1])
+        if flat is not sealed:
+            place.unpin(flat.layers[-1])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,11 +13,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
+from image_archives import Member, docker_save, folder, layer, programs, symlink
 
 from sandmill.errors import ConfigError, ExecFailed, ImageError, SandboxError, SandboxGone
 from sandmill.sandboxes import Sandbox, block_on
-from sandmill.sandboxes.images import Store
+from sandmill.sandboxes.images import Image, Store
+from sandmill.sandboxes.images.merging import MOST_UNMERGED, lay
+from sandmill.sandboxes.images.store import LayerRecord
 
 Maker = Callable[..., Sandbox]
 
@@ -275,3 +281,53 @@ def test_a_tree_too_deep_for_an_image_is_named_and_the_sandbox_lives_on(make: Ma
 def test_a_continuity_that_is_none_is_refused(make: Maker) -> None:
     with pytest.raises(ConfigError, match="Ephemeral or Snapshotted"):
         make(continuity="forever")
+
+
+def test_many_stops_and_starts_stay_within_what_an_overlay_takes(make: Maker, shared: Store) -> None:
+    box = make(continuity="Snapshotted")
+    output(box, "mkdir folder; touch folder/first; touch once")
+    for round in range(MOST_UNMERGED + 4):
+        kept = box.halt()
+        assert kept is not None
+        assert len(kept.layers) <= MOST_UNMERGED
+        box.start()
+        if round == 3:
+            output(box, "rm once; rm /etc/profile; rm -r folder; mkdir folder; touch folder/second", user="root")
+        box.write("count", str(round).encode())
+        box.write(f"round{round}", b"x")
+    assert box.read("count") == str(MOST_UNMERGED + 3).encode()
+    names = {entry.name for entry in box.list()}
+    assert names == {"count", "folder", *(f"round{round}" for round in range(MOST_UNMERGED + 4))}
+    assert [entry.name for entry in box.list("folder")] == ["second"]
+    assert "profile" not in {entry.name for entry in box.list("/etc")}
+    box.terminate()
+
+
+def test_merged_layers_look_like_the_layers_they_were(tmp_path: Path, make: Maker, shared: Store) -> None:
+    """Every way in which a name of one layer can meet the same name of the next."""
+    kinds = {
+        "absent": [],
+        "file": [Member("n", b"file")],
+        "folder": [folder("n"), Member("n/in", b"x")],
+        "other": [folder("n", mode=0o700), Member("n/other", b"x")],
+        "opaque": [folder("n"), Member("n/.wh..wh..opq"), Member("n/own", b"x")],
+        "gone": [Member(".wh.n")],
+        "link": [symlink("n", "/tmp")],
+    }
+    layers = [[], [], []]  # type: list[list[Member]]
+    for number, combination in enumerate(itertools.product(kinds, repeat=3)):
+        for depth, kind in enumerate(combination):
+            layers[depth] += [m._replace(name=re.sub(r"(^|\.)n(?=/|$)", rf"\g<1>n{number}", m.name)) for m in kinds[kind]]
+    tars = [layer(*programs("sh", "find", "sort")), *(layer(Member(f"level{depth}"), *members) for depth, members in enumerate(layers))]
+    image = Image.load(f"docker-archive:{docker_save(tmp_path / 'image.tar', tars)}")
+    with shared.draft() as draft:
+        for part in image.layers[-2:]:
+            lay(shared.layer_folder(part), draft)
+        shared.keep(draft, LayerRecord(digest="sha256:" + "ab" * 32, bytes=1))
+    flat = msgspec.structs.replace(image, layers=(*image.layers[:-2], "sha256:" + "ab" * 32))
+    shared.save(flat)
+    look = "find / -xdev -name 'n*' -printf '%p %y %m %l\\n' -o -path '/n*' -printf '%p %y %m\\n' | sort"
+    seen = output(make(image=image), look)
+    assert len(seen.splitlines()) > 300
+    assert output(make(image=flat), look) == seen
+    shared.unpin("sha256:" + "ab" * 32)

@@ -31,8 +31,6 @@ from sandmill.sandboxes.spec import DEFAULT_WORKDIR, Egress, SandboxSpec, check_
 
 _BATCH_BYTES: Final = 16 << 20
 _SHOWN: Final = 800
-_ROOT: Final = "user" if os.geteuid() else "root"
-"""Who copies files: without root there is one user in a sandbox."""
 Report = Callable[[str], None]
 
 
@@ -221,7 +219,7 @@ class _Build:
             is_folder = stat.S_ISDIR(entry.mode)
             if not is_folder:
                 with contextlib.suppress(SandboxFileError):
-                    await sandbox.remove.aio(path, user=_ROOT)
+                    await sandbox.remove.aio(path, user=_copier())
             data = b"" if is_folder else await in_thread(lambda entry=entry: self._context.data(entry, instruction))  # type: ignore[misc]
             permissions = entry.mode & 0o777 if mode is None or is_folder else mode & 0o777
             batch.append(wire.entry(path, stat.S_IFMT(entry.mode) | permissions, data))
@@ -264,6 +262,11 @@ class _Build:
         return False
 
 
+def _copier() -> str:
+    """Who copies files: without root there is one user in a sandbox."""
+    return "user" if os.geteuid() else "root"
+
+
 def _below(place: str, entry: Entry, into: bool) -> str:
     if entry.inside:
         return posixpath.join(place, entry.inside)
@@ -274,14 +277,14 @@ async def _send(sandbox: Sandbox, batch: Sequence[bytes], instruction: Instructi
     if not batch:
         return
     try:
-        await sandbox.write_batch(b"".join(batch), _ROOT)
+        await sandbox.write_batch(b"".join(batch), _copier())
     except SandboxFileError as error:
         raise instruction.refuse(f"it cannot write into the image: {error}") from error
 
 
 async def _is_folder(sandbox: Sandbox, path: str) -> bool:
     try:
-        await sandbox.list.aio(path, user=_ROOT)
+        await sandbox.list.aio(path, user=_copier())
     except SandboxFileError:
         return False
     return True
@@ -290,7 +293,9 @@ async def _is_folder(sandbox: Sandbox, path: str) -> bool:
 async def _chown(sandbox: Sandbox, owner: str, paths: Sequence[str], instruction: Instruction) -> None:
     for start in range(0, len(paths), 500):
         try:
-            done = await sandbox.run.aio("chown", "-h", "--", owner, *paths[start : start + 500], user=_ROOT, timeout=60, merge_stderr=True)
+            done = await sandbox.run.aio(
+                "chown", "-h", "--", owner, *paths[start : start + 500], user=_copier(), timeout=60, merge_stderr=True
+            )
         except ExecFailed as error:
             raise instruction.refuse("--chown needs the image to have chown, which it has not") from error
         if done.exit_code != 0:

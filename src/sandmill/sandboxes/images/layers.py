@@ -266,6 +266,14 @@ def _mark_opaque(place: str) -> None:
     os.setxattr(place, OPAQUE, b"y")
 
 
+def is_opaque(folder: Path | int) -> bool:
+    """Whether nothing of the layers below is seen in it."""
+    try:
+        return os.getxattr(folder, OPAQUE) == b"y"
+    except OSError:
+        return False
+
+
 def walk_bytes(root: Path) -> Iterator[int]:
     """Sizes of a layer's files, for its account."""
     for folder, names, files in os.walk(root):

@@ -15,7 +15,7 @@ from typing import Final
 from sandmill.errors import ImageError
 from sandmill.sandboxes.backends.native.node import UID_BASE
 from sandmill.sandboxes.images.image import Image
-from sandmill.sandboxes.images.layers import ENTRY_BYTES, OPAQUE
+from sandmill.sandboxes.images.layers import ENTRY_BYTES, OPAQUE, is_opaque
 from sandmill.sandboxes.images.store import LayerRecord, Store
 
 _DEEPEST: Final = 200
@@ -59,7 +59,7 @@ class _Copy:
                 for descriptor in self._links.values():
                     os.close(descriptor)
         info = os.fstat(source)
-        opaque = _is_opaque(source)
+        opaque = is_opaque(source)
         self._note("folder", "", info, b"y" if opaque else b"")
         if opaque:
             os.setxattr(target, OPAQUE, b"y")
@@ -173,10 +173,3 @@ def _own_name(target: int, name: str, info: os.stat_result) -> None:
     if os.geteuid() == 0:
         os.chown(name, *_ids(info), dir_fd=target, follow_symlinks=False)
     os.utime(name, ns=(info.st_mtime_ns, info.st_mtime_ns), dir_fd=target, follow_symlinks=False)
-
-
-def _is_opaque(folder: int) -> bool:
-    try:
-        return os.getxattr(folder, OPAQUE) == b"y"
-    except OSError:
-        return False
