@@ -18,6 +18,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -45,7 +46,7 @@ static int id_range(const struct node *node) {
     if (pipe2(ready, O_CLOEXEC)) return -1;
     pid_t pid = fork();
     if (pid == 0) {
-        if (unshare(CLONE_NEWUSER) || write(ready[1], "", 1) != 1) _exit(1);
+        if (unshare(CLONE_NEWUSER) || prctl(PR_SET_PDEATHSIG, SIGKILL) || write(ready[1], "", 1) != 1) _exit(1);
         for (;;) pause();
     }
     close(ready[1]);

@@ -188,8 +188,8 @@ class Preserving:
         self.lifetime.enter()
         try:
             async with self._alone(), self._still(agent):
-                reply, written = await agent.ask(wire.WRITTEN)
-                if reply.status or written < 0:
+                written = await self._ask(agent, wire.WRITTEN)
+                if written < 0:
                     raise ImageError(f"sandbox {self.name} did not hand out its files")
                 return await in_thread(lambda: _sealed(written, self._image, fleeting=fleeting))
         finally:
@@ -217,10 +217,11 @@ class Preserving:
             with contextlib.suppress(SandboxGone):
                 await self._ask(agent, wire.THAW)
 
-    async def _ask(self, agent: Agent, op: int) -> None:
+    async def _ask(self, agent: Agent, op: int) -> int:
+        """The descriptor of the answer, -1 when there is none."""
         try:
             async with asyncio.timeout(_FREEZE_S):
-                await agent.ask(op)
+                return (await agent.ask(op))[1]
         except TimeoutError:
             raise SandboxError(f"sandbox {self.name} did not answer within {_FREEZE_S:.0f} s") from None
 

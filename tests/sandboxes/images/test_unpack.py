@@ -32,7 +32,7 @@ def unpacked(tmp_path: Path, members: Iterable[Member] | bytes, **limits: int) -
     root.mkdir()
     data = members if isinstance(members, bytes) else layer(*members)
     try:
-        unpack(io.BytesIO(data), LayerWriter(root, Budget(**limits)), digest=None, diff_id=None, max_bytes=GIB)
+        unpack(io.BytesIO(data), LayerWriter(root, Budget(**{"max_bytes": GIB} | limits)), digest=None, diff_id=None, max_bytes=GIB)
     finally:
         assert (outside / "canary").read_text() == "untouched"
         assert sorted(path.name for path in tmp_path.iterdir()) == ["layer", "outside"]
@@ -195,7 +195,7 @@ def test_a_bomb_behind_the_archives_end_ends_too(tmp_path: Path) -> None:
     root.mkdir()
     data = gzip.compress(layer(Member("a")) + b"\0" * (8 << 20))
     with pytest.raises(ImageError, match="longer"):
-        unpack(io.BytesIO(data), LayerWriter(root, Budget()), digest=None, diff_id=None, max_bytes=1 << 20)
+        unpack(io.BytesIO(data), LayerWriter(root, Budget(max_bytes=GIB)), digest=None, diff_id=None, max_bytes=1 << 20)
 
 
 @pytest.mark.parametrize("wrong", ["digest", "diff_id"])
@@ -203,7 +203,7 @@ def test_a_wrong_digest_is_refused(tmp_path: Path, wrong: str) -> None:
     plain = layer(Member("a", b"x"))
     packed = gzip.compress(plain)
     right = {"digest": digest(packed), "diff_id": digest(plain)}
-    writer = LayerWriter(tmp_path, Budget())
+    writer = LayerWriter(tmp_path, Budget(max_bytes=GIB))
     with pytest.raises(ImageError, match="should"):
         unpack(io.BytesIO(packed), writer, max_bytes=GIB, **(right | {wrong: digest(b"other")}))
 

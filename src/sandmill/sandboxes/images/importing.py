@@ -32,7 +32,6 @@ _FLOOR_FILES: Final = {
     "etc/group": b"root:x:0:\n",
 }
 _LARGEST_PASSWD: Final = 1 << 20
-_LARGEST_LAYER: Final = 16 << 30
 _LONGEST_WORKDIR: Final = 1024
 
 
@@ -51,7 +50,7 @@ def obtain(wanted: str, store: Store, *, budget: Budget | None = None) -> tuple[
     source = open_source(path)
     try:
         found = read_saved(source, tag) if kind == "docker-archive" or not source.has("index.json") else read_layout(source, tag)
-        return _import(found, store, budget or Budget())
+        return _import(found, store, budget or Budget(max_bytes=store.limit_bytes))
     finally:
         source.close()
 
@@ -97,7 +96,7 @@ def _layer(packed: Packed, store: Store, budget: Budget) -> LayerRecord:
     with store.draft() as draft, packed.open() as stream:
         writer = LayerWriter(draft, budget)
         try:
-            unpack(stream, writer, digest=packed.digest, diff_id=packed.diff_id, max_bytes=_LARGEST_LAYER)
+            unpack(stream, writer, digest=packed.digest, diff_id=packed.diff_id, max_bytes=budget.max_bytes)
         except OSError as error:
             raise ImageError(f"a layer could not be unpacked into the image store: {error.strerror or error}") from error
         record = LayerRecord(digest=packed.diff_id, bytes=sum(walk_bytes(draft)), opaque=writer.opaque_root)
@@ -111,7 +110,7 @@ def _floor(store: Store) -> None:
         store.pin(_FLOOR)
         return
     with store.draft() as draft:
-        writer = LayerWriter(draft, Budget())
+        writer = LayerWriter(draft, Budget(max_bytes=1 << 20))
         for name, mode in _FLOOR_FOLDERS.items():
             writer.folder(name, Attributes(mode))
         for name, data in _FLOOR_FILES.items():

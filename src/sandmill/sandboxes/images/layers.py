@@ -33,7 +33,7 @@ _CHUNK: Final = 1 << 20
 class Budget:
     """How much an import may still unpack, over all its layers."""
 
-    def __init__(self, *, max_bytes: int = 32 << 30, max_entries: int = 2_000_000) -> None:
+    def __init__(self, *, max_bytes: int, max_entries: int = 2_000_000) -> None:
         self.max_bytes, self.max_entries = max_bytes, max_entries
         self.bytes = self.entries = 0
 
@@ -41,13 +41,13 @@ class Budget:
         """Raises ImageError when it is used up."""
         self.bytes += size
         if self.bytes > self.max_bytes:
-            raise ImageError(f"the image unpacks to more than {self.max_bytes} bytes; raise the limit if you trust it")
+            raise ImageError(f"the image unpacks to more than {self.max_bytes} bytes; if you trust it, raise SANDMILL_IMAGES_BYTES")
 
     def enter(self) -> None:
         """One more entry."""
         self.entries += 1
         if self.entries > self.max_entries:
-            raise ImageError(f"the image has more than {self.max_entries} entries; raise the limit if you trust it")
+            raise ImageError(f"the image has more than {self.max_entries} entries, the most that one may have")
         self.spend(ENTRY_BYTES)
 
 

@@ -61,7 +61,7 @@ class Hashed:
         self._hash.update(data)
         self._left -= len(data)
         if self._left < 0:
-            raise ImageError("a layer is longer than it may be; raise the limit if you trust the image")
+            raise ImageError("a layer is longer than the whole image may be; if you trust it, raise SANDMILL_IMAGES_BYTES")
         return data
 
     def drain(self) -> str:
