@@ -103,8 +103,10 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
 
         def work() -> Image:
             image, use = obtain(reference, store())
-            store().save(image, name)
-            use.release()
+            try:
+                store().save(image, name)
+            finally:
+                use.release()
             return image
 
         return await in_thread(work)

@@ -31,10 +31,10 @@ import msgspec
 
 from sandmill.errors import ImageError
 from sandmill.sandboxes.backends.native import state
+from sandmill.sandboxes.images.holding import LOCK_S, hold, is_free, lock, write
 from sandmill.sandboxes.images.image import Image, folder_name
 
 DEFAULT_LIMIT_BYTES: Final = 20 << 30
-_LOCK_S: Final = 30.0
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@+-]{0,119}")
 _DIGEST: Final = re.compile(r"(?:sha256:)?([0-9a-f]{12,64})")
 
@@ -110,15 +110,15 @@ class Store:
         """An empty folder to write a layer into; removed at the end unless `keep` took it. A killed writer's is swept later."""
         name = f".new-{os.getpid()}-{secrets.token_hex(6)}"
         place = self.root / "layers" / name
-        lock = os.open(f"{place}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        held = os.open(f"{place}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            fcntl.flock(held, fcntl.LOCK_EX)
             place.mkdir(mode=0o755)
             yield place
         finally:
             shutil.rmtree(place, ignore_errors=True)
             Path(f"{place}.lock").unlink(missing_ok=True)
-            os.close(lock)
+            os.close(held)
 
     def keep(self, draft: Path, record: LayerRecord) -> None:
         """Makes a written folder a layer, and pins it. When there is such a layer already, that one is taken. Raises ImageError."""
@@ -128,7 +128,7 @@ class Store:
                 place = self.layer_folder(record.digest)
                 self._discard(place)
                 draft.rename(place)
-                _write(self._record_path(record.digest), msgspec.json.encode(record))
+                write(self._record_path(record.digest), msgspec.json.encode(record))
             self.pin(record.digest)
 
     def record(self, layer: str) -> LayerRecord | None:
@@ -144,9 +144,9 @@ class Store:
             raise ImageError(f"{name[:200]!r} is no name for an image: letters, digits and . _ / : @ + - only, at most 120")
         digest = image.digest
         with self._changes():
-            _write(self._image_path(digest), msgspec.json.encode(image))
+            write(self._image_path(digest), msgspec.json.encode(image))
             if name is not None:
-                _write(self._name_path(name), digest.encode())
+                write(self._name_path(name), digest.encode())
             self._make_room(0)
         return digest
 
@@ -186,7 +186,7 @@ class Store:
 
     def remember_step(self, key: str, digest: str) -> None:
         """For `step`."""
-        _write(self.root / "steps" / _hex(key), digest.encode())
+        write(self.root / "steps" / _hex(key), digest.encode())
 
     def names(self) -> dict[str, str]:
         """Digests by name."""
@@ -201,7 +201,7 @@ class Store:
         found = []
         for path in (self.root / "images").glob("[0-9a-f]*.json"):
             digest = f"sha256:{path.stem}"
-            image = self._image(digest)
+            image, used_at = self._image(digest), _changed_at(path)
             if image is None:
                 continue
             own = tuple(sorted(name for name, meant in names.items() if meant == digest))
@@ -211,7 +211,7 @@ class Store:
                     digest=digest,
                     names=own,
                     bytes=sum(sizes.get(layer, 0) for layer in image.layers),
-                    used_at=path.stat().st_mtime,
+                    used_at=used_at,
                     in_use=bool(image.layers) and self._is_used(image.layers[-1]),
                     kept=any(name.startswith(KEPT) for name in own),
                 )
@@ -258,7 +258,7 @@ class Store:
         with self._guard:
             descriptor, count = self._pins.get(layer, (-1, 0))
             if count == 0:
-                descriptor = _hold(self._record_path(layer))
+                descriptor = hold(self._record_path(layer))
             self._pins[layer] = (descriptor, count + 1)
 
     def unpin(self, layer: str) -> None:
@@ -282,7 +282,7 @@ class Store:
         """Alone among all threads and processes."""
         with self._changing:
             if self._depth == 0:
-                self._lock = _lock(self.root / "lock")
+                self._lock = lock(self.root / "lock")
             self._depth += 1
             try:
                 yield
@@ -339,18 +339,18 @@ class Store:
         for place in (self.root / "layers").iterdir():
             if place.suffix == ".lock" or place.name in known:
                 continue
-            if not place.name.startswith(".new-") or _take(Path(f"{place}.lock")):
+            if not place.name.startswith(".new-") or is_free(Path(f"{place}.lock")):
                 self._discard(place)
                 Path(f"{place}.lock").unlink(missing_ok=True)
-        for lock in (self.root / "layers").glob(".new-*.lock"):
-            if not lock.with_suffix("").exists() and time.time() - lock.stat().st_mtime > _LOCK_S and _take(lock):
-                lock.unlink(missing_ok=True)
+        for left in (self.root / "layers").glob(".new-*.lock"):
+            with contextlib.suppress(FileNotFoundError):
+                if not left.with_suffix("").exists() and time.time() - left.stat().st_mtime > LOCK_S and is_free(left):
+                    left.unlink()
 
     def _discard(self, place: Path) -> None:
-        if not place.exists():
-            return
         gone = place.with_name(f".old-{secrets.token_hex(6)}")
-        place.rename(gone)
+        with contextlib.suppress(FileNotFoundError):  # its own writer may have removed it just now
+            place.rename(gone)
         shutil.rmtree(gone, ignore_errors=True)
 
     def _sizes(self) -> dict[str, int]:
@@ -403,54 +403,12 @@ KEPT: Final = "stopped/"
 """Names of what stopped sandboxes left: never evicted, only removed by name."""
 
 
-def _hold(path: Path) -> int:
-    """A descriptor with a shared lock on a layer's record, sure that the layer was not removed in between."""
+def _changed_at(path: Path) -> float:
+    """0 for a file that another process has removed meanwhile."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
-        if os.fstat(descriptor).st_nlink:
-            return descriptor
-        os.close(descriptor)
+        return path.stat().st_mtime
     except FileNotFoundError:
-        pass
-    raise ImageError(f"layer {path.stem[:12]} of the image was removed from the store; import or build the image again")
-
-
-def _take(lock: Path) -> bool:
-    """Whether nobody holds a draft's lock."""
-    try:
-        descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return True
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(descriptor)
-    return True
-
-
-def _lock(path: Path) -> int:
-    descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    deadline = time.monotonic() + _LOCK_S
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                os.close(descriptor)
-                raise ImageError(f"another process has held the image store {path.parent} for {_LOCK_S:.0f} s; try again") from None
-            time.sleep(0.002)
-        else:
-            return descriptor
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Entirely or not at all. A name that starts with a dot is nothing to any reader."""
-    fresh = path.with_name(f".{secrets.token_hex(8)}")
-    fresh.write_bytes(data)
-    fresh.rename(path)
+        return 0.0
 
 
 def _hex(key: str) -> str:
