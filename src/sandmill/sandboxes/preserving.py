@@ -137,14 +137,16 @@ class Preserving:
     @dual
     async def start(self) -> Self:
         """After a stop: the same sandbox again, empty or with the files that were kept. Raises SandboxError while it is alive."""
-        if self.alive:
-            raise SandboxError(f"sandbox {self.name} is running; stop it first")
-        image, kept = self.kept or self._image, self.kept
-        use = await in_thread(lambda: store().use(image)) if image.layers else None
-        await self._revive(settle(self.spec, image) if image.layers else self.spec, image, use)
-        if kept is not None:
-            self.kept = None
-            await in_thread(lambda: store().unname(KEPT + self.id))
+        async with self._alone():
+            if self.alive:
+                raise SandboxError(f"sandbox {self.name} is running; stop it first")
+            await cast("Sandbox", self).stop("stopped")  # whoever ends it may not be done yet
+            image, kept = self.kept or self._image, self.kept
+            use = await in_thread(lambda: store().use(image)) if image.layers else None
+            await self._revive(settle(self.spec, image) if image.layers else self.spec, image, use)
+            if kept is not None:
+                self.kept = None
+                await in_thread(lambda: store().unname(KEPT + self.id))
         return self
 
     async def keep_files(self, agent: Agent) -> None:
@@ -199,10 +201,12 @@ class Preserving:
     async def _alone(self) -> AsyncIterator[None]:
         """No other copying, freezing or thawing, and no command starts."""
         self._copying = lock = self._copying or asyncio.Lock()
-        async with lock:
-            yield
-        if not lock.locked():
-            self._copying = None
+        try:
+            async with lock:
+                yield
+        finally:
+            if not lock.locked():
+                self._copying = None
 
     @contextlib.asynccontextmanager
     async def _still(self, agent: Agent) -> AsyncIterator[None]:

@@ -57,6 +57,20 @@ def test_a_snapshot_holds_every_kind_of_file(make: Maker, shared: Store) -> None
     assert not [path for path in shared.layer_folder(image.layers[-1]).rglob("*") if path.is_file() and path.lstat().st_mode & 0o6000]
 
 
+def test_files_with_many_names_stay_one_file_each(make: Maker, shared: Store) -> None:
+    box = make(disk="64Mi")
+    output(
+        box,
+        "mkdir -p a/b c; i=0; while [ $i -lt 400 ]; do echo $i > a/b/$i; i=$((i+1)); done; cp -al a/b c/d; "
+        "echo all > one; mkdir names; cd names; seq 2000 | while read n; do ln ../one $n; done 2>/dev/null; ls | wc -l",
+    )
+    descriptors = len(os.listdir("/proc/self/fd"))
+    copy = make(image=box.snapshot_filesystem(), disk="64Mi")
+    assert len(os.listdir("/proc/self/fd")) <= descriptors + 4
+    assert output(copy, "find a c -type f -printf '%i\n' | sort -u | wc -l; find a c -type f -links 2 | wc -l").split() == ["400", "800"]
+    assert output(copy, "stat -c %h one; cat names/2000") == "2001\nall"
+
+
 def test_the_same_files_are_the_same_image(make: Maker, shared: Store) -> None:
     box = make()
     box.write("a", b"x")
@@ -234,6 +248,19 @@ def test_stop_and_start_with_and_without_files(make: Maker, shared: Store) -> No
     assert box.halt(keep=False) is None
     box.start()
     box.terminate()
+
+
+def test_one_of_two_starts_at_once_wins(make: Maker, shared: Store) -> None:
+    box = make()
+    box.halt()
+
+    async def twice() -> list[object]:
+        return await asyncio.gather(box.start.aio(), box.start.aio(), return_exceptions=True)
+
+    won, lost = sorted(block_on(twice()), key=lambda one: isinstance(one, Exception))
+    assert won is box
+    assert isinstance(lost, SandboxError)
+    assert output(box, "echo alive") == "alive"
 
 
 def test_an_ephemeral_sandbox_starts_empty(make: Maker, shared: Store) -> None:

@@ -30,7 +30,7 @@ def seal(written: int, image: Image, store: Store) -> Image:
     with store.draft() as draft:
         target = os.open(draft, _FOLDER)
         try:
-            copy = _Copy()
+            copy = _Copy(target)
             copy.folder(written, target, 0)
         except OSError as error:
             raise ImageError(f"the sandbox's files could not be copied into the image store: {error.strerror}") from error
@@ -42,22 +42,19 @@ def seal(written: int, image: Image, store: Store) -> Image:
 
 
 class _Copy:
-    """One copying of a tree: its running digest and size, and where files with several names were put first."""
+    """One copying of a tree: its running digest and size, where it is, and where files with several names were put first."""
 
-    def __init__(self) -> None:
+    def __init__(self, target: int) -> None:
         self.hash = hashlib.sha256(b"sandmill layer 1\0")
         self.bytes = 0
-        self._links: dict[int, int] = {}
-        """Inode to a descriptor of its copy, for those with more than one name."""
+        self._target = target
+        self._above: list[str] = []
+        self._links: dict[int, str] = {}
+        """Inode to the path of its copy, for those with more than one name."""
 
     def folder(self, source: int, target: int, depth: int) -> None:
         """Everything in the folder `source`, then its attributes."""
-        try:
-            self._entries(source, target, depth)
-        finally:
-            if depth == 0:
-                for descriptor in self._links.values():
-                    os.close(descriptor)
+        self._entries(source, target, depth)
         info = os.fstat(source)
         opaque = is_opaque(source)
         self._note("folder", "", info, b"y" if opaque else b"")
@@ -95,7 +92,9 @@ class _Copy:
             copy = os.open(name, _FOLDER, dir_fd=target)
             stack.callback(os.close, copy)
             self.hash.update(b"enter " + os.fsencode(name) + b"\0")
+            self._above.append(name)
             self.folder(inner, copy, depth + 1)
+            self._above.pop()
 
     def _link(self, source: int, target: int, name: str, info: os.stat_result) -> None:
         text = os.readlink(name, dir_fd=source)
@@ -110,18 +109,23 @@ class _Copy:
             info = os.fstat(file)
             if not stat.S_ISREG(info.st_mode):
                 raise ImageError("the sandbox's files changed while they were copied; freeze it first")
-            if info.st_ino in self._links:
-                os.link(f"/proc/self/fd/{self._links[info.st_ino]}", name, dst_dir_fd=target, follow_symlinks=True)
-                self._note("again", name, info, b"")
+            if info.st_nlink > 1 and self._again(info, target, name):
                 return
             copy = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=target)
-            if info.st_nlink > 1 and len(self._links) < 10_000:
-                self._links[info.st_ino] = copy
-            else:
-                stack.callback(os.close, copy)
+            stack.callback(os.close, copy)
             self._note("file", name, info, str(info.st_size).encode())
             self._contents(file, copy, info.st_size)
             _own(copy, info)
+
+    def _again(self, info: os.stat_result, target: int, name: str) -> bool:
+        """Whether the file was copied under another name, which then gets this one too."""
+        first = self._links.setdefault(info.st_ino, "/".join((*self._above, name)))
+        try:
+            os.link(first, name, src_dir_fd=self._target, dst_dir_fd=target, follow_symlinks=False)
+        except OSError:  # this is its first name; or that is too long for a path, or has all the links a file can have
+            return False
+        self._note("again", name, info, os.fsencode(first))
+        return True
 
     def _contents(self, file: int, copy: int, size: int) -> None:
         """The parts that hold data: a file may claim terabytes and hold nothing."""
