@@ -21,6 +21,7 @@
 enum { MOST_JOBS = 256, MOST_WORDS = 65536, OWN_OUTPUT = 4 << 20 /* more would make init the largest prey in a memory shortage */ };
 
 static struct job jobs[MOST_JOBS];
+static bool frozen;           /* every process of the sandbox is stopped */
 static bool strays;           /* a command of the agent's own ended and left processes behind */
 /* The command that the agent supervises itself, because nothing else lived here when it started: no other process to create, and
  * everything that is not below a supervisor is its. */
@@ -180,7 +181,10 @@ static void kill_tree(const struct agent_request *request) {
     struct job *job = find_job(request->id);
     union sigval none = {0};
     if (own.command && own_command.id == request->id) kill_own();
-    else if (job && !sigqueue(job->supervisor, SIGUSR1, none)) await_tree_dead();
+    else if (job && !sigqueue(job->supervisor, SIGUSR1, none)) {
+        if (frozen) kill(job->supervisor, SIGCONT); /* it cannot deal the blow while it is stopped itself */
+        await_tree_dead();
+    }
 }
 
 static void send_signal(const struct agent_request *request) {
@@ -243,12 +247,22 @@ static void write_batch(const struct agent_request *request, const struct messag
     wire_send(channel, &answer, sizeof answer, result.path, strlen(result.path), -1);
 }
 
+static void freeze(const struct agent_request *request) {
+    frozen = request->op == AGENT_FREEZE;
+    if (frozen) freeze_processes();
+    else thaw_processes();
+    reply(request, 0, 0, -1);
+}
+
 static void dispatch(const struct agent_request *request, const struct message *message) {
     switch (request->op) {
     case AGENT_EXEC: return start_command(request, message);
     case AGENT_SIGNAL: return send_signal(request);
     case AGENT_KILL_TREE: return kill_tree(request);
     case AGENT_KILL_ALL: return kill_all(request);
+    case AGENT_FREEZE:
+    case AGENT_THAW: return freeze(request);
+    case AGENT_WRITTEN: return reply(request, 0, 0, WRITTEN);
     case AGENT_WRITE: return write_batch(request, message);
     case AGENT_REMOVE:
         if (request->flags & REMOVE_TREE) return remove_folder(request, message);

@@ -25,6 +25,8 @@ enum {
     HURRY = 128,                 /* WARDEN_HURRY: processes are being killed; without it, that is over */
     EGRESS_ALLOW = 256,          /* CREATE: listeners for DNS, HTTP and TLS in the sandbox's network (egress.c) */
     EGRESS_OPEN = 512,           /* CREATE: listeners for DNS and for every TCP port */
+    CREATE_IMAGE = 1024,          /* CREATE: the payload names layers */
+    CREATE_ON_HOST = 2048,        /* CREATE_IMAGE: the layers lie above this machine's own base */
 };
 
 /* ---- host -> warden ---- */
@@ -39,9 +41,10 @@ struct warden_request {
     uint32_t uid;                      /* CREATE: owner of workdir and files; uid of commands */
 };
 
-/* SETUP's payload is a batch (below) that fills the skeleton. CREATE's payload is the workdir, NUL, then a batch of files. With
- * EGRESS_ALLOW or EGRESS_OPEN its first descriptor is a SEQPACKET socket on which, before AGENT_READY, one message comes back: a byte
- * that counts the listening sockets, and these as its descriptors, in the order of egress.c. */
+/* SETUP's payload is a batch (below) that fills the skeleton. CREATE's payload is the workdir, NUL, then a batch of files; with
+ * CREATE_IMAGE the names of layers, the topmost first and joined by ':', and a NUL lie between them. With EGRESS_ALLOW or EGRESS_OPEN
+ * its first descriptor is a SEQPACKET socket on which, before AGENT_READY, one message comes back: a byte that counts the listening
+ * sockets, and these as its descriptors, in the order of egress.c. */
 
 struct warden_reply {
     uint32_t op, sequence;
@@ -56,7 +59,8 @@ struct warden_reply {
 
 /* ---- host -> agent ---- */
 enum { AGENT_READY = 1, AGENT_EXEC, AGENT_SIGNAL, AGENT_KILL_TREE, AGENT_KILL_ALL, AGENT_PING, AGENT_OPEN, AGENT_WRITE,
-       AGENT_REMOVE, AGENT_MKDIR, AGENT_OUTPUT, AGENT_EXIT, AGENT_STARTED };
+       AGENT_REMOVE, AGENT_MKDIR, AGENT_OUTPUT, AGENT_EXIT, AGENT_STARTED,
+       AGENT_WRITTEN /* hands back the folder of everything the sandbox wrote */, AGENT_FREEZE, AGENT_THAW };
 
 struct agent_request {
     uint32_t op, id, flags, payload_bytes;

@@ -28,14 +28,13 @@ static const char *join_cgroups(const struct node *node, struct cgroup *group) {
 }
 
 /* Everything between clone and the agent's loop. Returns what failed, with errno set, or NULL. */
-static const char *enter(const struct node *node, const struct warden_request *request, const char *workdir, struct cgroup *group,
-                         int egress) {
+static const char *enter(const struct node *node, const struct warden_request *request, struct root *root, struct cgroup *group, int egress) {
     const char *failed;
     if ((failed = join_cgroups(node, group))) return failed;
     if (!node->rootless && (setgroups(0, NULL) || setresgid(0, 0, 0) || setresuid(0, 0, 0))) return "identity";
     umask(022);
-    if ((failed = mounts_enter_sandbox(request->disk_bytes, request->memory_bytes, workdir, node->rootless ? 0 : request->uid)))
-        return failed;
+    root->uid = node->rootless ? 0 : request->uid;
+    if ((failed = mounts_enter_sandbox(request->disk_bytes, request->memory_bytes, root))) return failed;
     if (sethostname("sandbox", 7)) return "hostname";
     if (node->rootless && (failed = network_raise_loopback())) return failed;
     if (egress >= 0 && node->rootless && (failed = egress_open(egress, request->flags))) return failed;
@@ -73,32 +72,38 @@ static int signal_descriptor(void) {
 }
 
 /* Leaves only the agent's descriptors open: 0-2 on /dev/null, 3 its socket, 4 its signals, 5 the task list of the commands' cpu
- * group (/dev/null without one). */
-static int settle_descriptors(int socket, int cpu_tasks) {
+ * group (/dev/null without one), 6 the folder of all that is written. */
+static int settle_descriptors(int socket, int cpu_tasks, int written) {
     int tasks = fcntl(cpu_tasks, F_DUPFD_CLOEXEC, 16);
+    if ((written = fcntl(written, F_DUPFD_CLOEXEC, 16)) < 0) return -1;
     if (socket != 3 && dup3(socket, 3, O_CLOEXEC) < 0) return -1;
     if (tasks < 0 && (tasks = open("/dev/null", O_RDWR | O_CLOEXEC)) < 0) return -1;
     if (tasks != CPU_TASKS && dup3(tasks, CPU_TASKS, O_CLOEXEC) < 0) return -1;
-    if (syscall(SYS_close_range, CPU_TASKS + 1, ~0u, 0)) return -1;
+    if (dup3(written, WRITTEN, O_CLOEXEC) < 0) return -1;
+    if (syscall(SYS_close_range, WRITTEN + 1, ~0u, 0)) return -1;
     int null = open("/dev/null", O_RDWR | O_CLOEXEC);
     for (int fd = 0; fd < 3; fd++)
         if (dup2(null, fd) < 0) return -1;
-    if (null > CPU_TASKS) close(null);
+    if (null > WRITTEN) close(null);
     int signals = signal_descriptor();
-    return signals < 0 || (signals != 4 && dup3(signals, 4, O_CLOEXEC) < 0) || (signals > CPU_TASKS && close(signals)) ? -1 : 0;
+    return signals < 0 || (signals != 4 && dup3(signals, 4, O_CLOEXEC) < 0) || (signals > WRITTEN && close(signals)) ? -1 : 0;
 }
 
 _Noreturn static void child(const struct node *node, const struct warden_request *request, const struct message *message,
                             struct cgroup *group, int socket, int go) {
-    const char *workdir = (const char *)message->payload;
-    size_t workdir_bytes = strlen(workdir) + 1;
+    struct root root = {.workdir = (const char *)message->payload, .on_host = request->flags & CREATE_ON_HOST};
+    size_t head_bytes = strlen(root.workdir) + 1;
+    if (request->flags & CREATE_IMAGE) {
+        root.layers = root.workdir + head_bytes;
+        head_bytes += strlen(root.layers) + 1;
+    }
     struct agent_reply ready = {.op = AGENT_READY};
     const char *text = "";
     struct batch_result files = {0};
     char byte;
     if (read(go, &byte, 1) != 1) _exit(1);
-    const char *failed = enter(node, request, workdir, group, egress_socket(request, message));
-    if (!failed && settle_descriptors(socket, group->tasks[0])) failed = "descriptors";
+    const char *failed = enter(node, request, &root, group, egress_socket(request, message));
+    if (!failed && settle_descriptors(socket, group->tasks[0], root.written)) failed = "descriptors";
     if (!failed) socket = 3;
     if (!failed && filter_install()) failed = "system-call filter";
     if (!failed && privileges_bind_to_parent()) failed = "parent death signal";
@@ -106,7 +111,7 @@ _Noreturn static void child(const struct node *node, const struct warden_request
         ready.status = errno;
         text = failed;
     } else {
-        files = place_files(request->uid, message->payload + workdir_bytes, message->payload_bytes - workdir_bytes);
+        files = place_files(request->uid, message->payload + head_bytes, message->payload_bytes - head_bytes);
         ready.status = files.error;
         text = files.path;
     }
@@ -128,6 +133,14 @@ static int write_maps(const struct node *node, uint32_t uid, pid_t pid) {
     return 0;
 }
 
+/* Whether the texts at the start of the payload end within it. */
+static bool whole(const struct warden_request *request, const struct message *message) {
+    const unsigned char *end = message->payload + message->payload_bytes, *at = message->payload;
+    for (int texts = request->flags & CREATE_IMAGE ? 2 : 1; texts; texts--, at++)
+        if (at >= end || !(at = memchr(at, 0, (size_t)(end - at)))) return false;
+    return message->payload_bytes >= 2;
+}
+
 /* Starts a sandbox and answers the request, with an error or with the agent's socket. */
 void spawn_sandbox(struct node *node, const struct warden_request *request, const struct message *message, uint32_t slot,
                    struct sandbox *sandbox) {
@@ -137,9 +150,12 @@ void spawn_sandbox(struct node *node, const struct warden_request *request, cons
     const char *failed = NULL;
     long pid = -1;
     int network = -1;
-    if (message->payload_bytes < 2 || !memchr(message->payload, 0, message->payload_bytes)) failed = "request", errno = EBADMSG;
-    else if (cgroup_make(node, slot, request, &group, &sandbox->group)) failed = "cgroups";
+    bool begun = false;
+    if (!whole(request, message)) failed = "request", errno = EBADMSG;
+    else if (request->flags & CREATE_IMAGE && (failed = layers_attach(node))) {
+    } else if (cgroup_make(node, slot, request, &group, &sandbox->group)) failed = "cgroups";
     else {
+        begun = true;
         if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) || pipe2(go, O_CLOEXEC)) failed = "descriptors";
         struct clone_args args = {.flags = NAMESPACES | CLONE_PIDFD, .pidfd = (uintptr_t)&sandbox->pidfd, .exit_signal = SIGCHLD};
         if (node->cgroup_version == 2) {
@@ -169,7 +185,7 @@ void spawn_sandbox(struct node *node, const struct warden_request *request, cons
         reply.error = errno;
         snprintf(reply.stage, sizeof reply.stage, "%s", failed);
         if (pid > 0) kill((pid_t)pid, SIGKILL);
-        else if (strcmp(failed, "request") && strcmp(failed, "cgroups")) {
+        else if (begun) {
             cgroup_remove(node, slot);
             sandbox->group = (struct kept_group){0};
         }

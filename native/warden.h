@@ -83,7 +83,25 @@ int egress_name_server(void);
 
 /* mounts.c */
 const char *mounts_prepare_node(const struct node *node, const struct message *skeleton);
-const char *mounts_enter_sandbox(uint64_t disk_bytes, uint64_t memory_bytes, const char *workdir, uint32_t uid);
+struct root {                 /* what a sandbox's root is made of */
+    const char *layers;       /* names of layers, NULL: this machine's own base */
+    bool on_host;             /* the layers lie above that base */
+    const char *workdir;
+    uint32_t uid;             /* its owner */
+    int written;              /* out: the folder of all that the sandbox writes */
+};
+const char *mounts_enter_sandbox(uint64_t disk_bytes, uint64_t memory_bytes, struct root *root);
+
+/* layers.c */
+void layers_hold(const struct node *node);
+const char *layers_attach(const struct node *node);
+const char *layers_option(const char *layers, bool on_skeleton, char *option, size_t room);
+const char *layers_mount_points(void);
+const char *layers_make_workdir(const char *path, uint32_t uid);
+
+/* freeze.c */
+void freeze_processes(void);
+void thaw_processes(void);
 
 /* filter.c */
 void filter_prepare(void);
@@ -111,7 +129,10 @@ void spawn_sandbox(struct node *node, const struct warden_request *request, cons
                    struct sandbox *sandbox);
 
 /* agent.c, exec.c */
-enum { CPU_TASKS = 5 /* descriptor of the task list of the commands' cpu group */ };
+enum {                        /* descriptors of the agent */
+    CPU_TASKS = 5,            /* the task list of the commands' cpu group */
+    WRITTEN = 6,              /* the folder of all that the sandbox writes */
+};
 _Noreturn void agent_serve(int socket, int signals);
 struct job {
     pid_t supervisor;         /* 0: free. It may outlive its command */

@@ -103,6 +103,11 @@ async def hop(work: Coroutine[Any, Any, R]) -> R:
     return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, home))
 
 
+async def in_thread(work: Callable[[], R]) -> R:
+    """Runs blocking `work` beside the loop, to its end even when whoever waits is cancelled: half-done, it would leave things behind."""
+    return await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, work))
+
+
 class Dual(Generic[P, R]):
     """A bound operation: call it to block, await `.aio(...)` to not."""
 

@@ -16,6 +16,7 @@ from sandmill.errors import SandmillError
 from sandmill.sandboxes.backends.native import cgroups, state
 from sandmill.sandboxes.backends.native.node import WARDEN
 from sandmill.sandboxes.dual import block_on
+from sandmill.sandboxes.images import store
 from sandmill.sandboxes.sandbox import Sandbox
 from sandmill.sandboxes.spec import Egress, SandboxSpec
 
@@ -60,6 +61,7 @@ def _findings() -> Iterator[Finding]:
         yield trial
         if trial.ok:
             yield _network()
+            yield _images()
     yield _root()
     yield _limits()
     yield _overlay()
@@ -109,6 +111,27 @@ def _network() -> Finding:
         fix = "load the kernel's nf_tables, nft_redir and nf_conntrack, or allow hosts by name"
         return Finding(name="sandbox network", ok=False, says=f"to named hosts only: {error}", fix=fix)
     return Finding(name="sandbox network", ok=True, says="none by default; to named hosts or to every public address where asked for")
+
+
+async def _try_image() -> None:
+    async with await Sandbox.from_spec.aio(_CHECK_SPEC, name="probe") as sandbox:
+        for copy in await sandbox.fork.aio(1):
+            await copy.terminate.aio()
+
+
+def _images() -> Finding:
+    name = "sandbox images"
+    try:
+        block_on(_try_image())
+    except (SandmillError, OSError) as error:
+        return Finding(name=name, ok=False, says=f"sandboxes cannot start from images: {error}", fix="set SANDMILL_STATE to another disk")
+    return Finding(
+        name=name, ok=True, says=f"made one, started a sandbox from it, removed both; at most {_store_limit()} of images are kept"
+    )
+
+
+def _store_limit() -> str:
+    return f"{store().limit_bytes / (1 << 30):.3g} GiB"
 
 
 def _unlock() -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import errno
 import logging
 import os
 import resource
@@ -32,6 +33,9 @@ _CONCURRENT_CREATIONS: Final = 16
 _ANSWER_S: Final = 30.0
 _LEAVE_S: Final = 10.0
 _EGRESS: Final = {EgressMode.DENY: 0, EgressMode.ALLOW: wire.EGRESS_ALLOW, EgressMode.OPEN: wire.EGRESS_OPEN}
+_NO_MAPPED_STORE: Final = (
+    "images need a state folder on a file system whose mounts can map ids (ext4, xfs, btrfs, tmpfs), which {} is not; set SANDMILL_STATE"
+)
 _log = logging.getLogger("sandmill.sandboxes")
 
 
@@ -41,6 +45,14 @@ class Birth(NamedTuple):
     slot: int
     pid: int
     agent: socket.socket
+
+
+class Base(NamedTuple):
+    """What an image gives a sandbox: names of layers in the store, the topmost first; and the uid that its commands have."""
+
+    layers: tuple[str, ...]
+    on_host: bool
+    uid: int
 
 
 class Node:
@@ -67,22 +79,26 @@ class Node:
             return f"sandboxes have no cpu limit and a memory limit only per process, because {self.plan.lack}"
         return None
 
-    async def create(self, spec: SandboxSpec, files: bytes, egress: socket.socket | None = None) -> Birth:
+    async def create(self, spec: SandboxSpec, files: bytes, base: Base | None = None, egress: socket.socket | None = None) -> Birth:
         """Asks for a sandbox; its agent reports by itself when it is ready. Raises SandboxCreateFailed.
 
         `egress`: over which the sandbox's listening sockets come back, when it is to have a network.
         """
+        layers = b"" if base is None else ":".join(base.layers).encode() + b"\0"
+        flags = 0 if base is None else wire.CREATE_IMAGE | (wire.CREATE_ON_HOST if base.on_host else 0)
         reply, fd = await self._ask(
             wire.CREATE,
-            wire.encode(spec.workdir) + b"\0" + files,
+            wire.encode(spec.workdir) + b"\0" + layers + files,
+            flags=flags | _EGRESS[spec.network.mode],
             memory_bytes=spec.memory_bytes,
             disk_bytes=spec.disk_bytes,
             cpu_us=_cpu_quota(spec.cpu),
             processes=PROCESS_LIMIT,
-            uid=USER_UID,
-            flags=_EGRESS[spec.network.mode],
+            uid=USER_UID if base is None else base.uid,
             fds=() if egress is None else (egress.fileno(),),
         )
+        if reply.error == errno.EINVAL and reply.stage == "image store's ids":
+            raise IsolationUnavailable(_NO_MAPPED_STORE.format(state.state_root()))
         if reply.error:
             raise SandboxCreateFailed(reply.error, f"could not create a sandbox: {reply.stage}: {os.strerror(reply.error)}")
         return Birth(reply.slot, reply.pid, socket.socket(fileno=fd))
@@ -196,6 +212,7 @@ async def _start() -> Node:
     state.sweep()
     plan = cgroups.plan()
     try:
+        state.layers_root().mkdir(mode=0o700, parents=True, exist_ok=True)
         claim = state.claim(plan)
     except OSError as error:
         raise IsolationUnavailable(f"the state folder {state.state_root()} cannot be used: {error.strerror}; set SANDMILL_STATE") from error

@@ -13,7 +13,7 @@ import io
 import posixpath
 from collections.abc import Mapping
 from decimal import Decimal
-from typing import IO, Any, Final
+from typing import IO, Any, Final, Self
 
 from sandmill.errors import ConfigError, ExecFailed, SandboxError, SandboxFileError, SandboxGone
 from sandmill.sandboxes.backends.native import wire
@@ -21,7 +21,9 @@ from sandmill.sandboxes.backends.remote.client import AnswerError, Client, clien
 from sandmill.sandboxes.backends.remote.http import Answer
 from sandmill.sandboxes.backends.remote.process import RemoteProcess, not_started
 from sandmill.sandboxes.dual import dual
+from sandmill.sandboxes.egress.blocked import Blocked
 from sandmill.sandboxes.files import FileEntry, open_flags
+from sandmill.sandboxes.images import Image
 from sandmill.sandboxes.process import Completed, Process, Stdin, exec_failed
 from sandmill.sandboxes.registry import SandboxRecord
 from sandmill.sandboxes.sandbox import DEFAULT_MAX_OUTPUT, Sandbox
@@ -35,6 +37,10 @@ _KINDS: Final = {"File": "file", "Directory": "folder", "Symlink": "link"}
 _POLICIES: Final = {EgressMode.DENY: "Deny", EgressMode.ALLOW: "AllowList", EgressMode.OPEN: "Open"}
 _JSON: Final = {"Accept": "application/json"}
 _BYTES: Final = {"Accept": "application/octet-stream"}
+
+
+def _only_here(what: str) -> SandboxError:
+    return SandboxError(f"{what} works on sandboxes of this machine; this one is on a server, whose API does not offer it to this client")
 
 
 class RemoteSandbox(Sandbox):
@@ -53,6 +59,51 @@ class RemoteSandbox(Sandbox):
     def lacks(self) -> str | None:
         """Unknown from here: the server's own `sandmill doctor` says."""
         return None
+
+    @property
+    def blocked(self) -> tuple[Blocked, ...]:
+        """Unknown from here: the API does not tell what was refused."""
+        return ()
+
+    @property
+    def image(self) -> Image:
+        """Raises SandboxError: the server's images are not this machine's."""
+        raise _only_here("image")
+
+    @property
+    def frozen(self) -> bool:
+        """False: sandboxes are not frozen over the API."""
+        return False
+
+    @dual
+    async def snapshot_filesystem(self, name: str | None = None) -> Image:
+        """Raises SandboxError."""
+        raise _only_here("snapshot_filesystem")
+
+    @dual
+    async def fork(self, n: int, *, name: str | None = None) -> list[Sandbox]:
+        """Raises SandboxError."""
+        raise _only_here("fork")
+
+    @dual
+    async def freeze(self) -> None:
+        """Raises SandboxError."""
+        raise _only_here("freeze")
+
+    @dual
+    async def thaw(self) -> None:
+        """Raises SandboxError."""
+        raise _only_here("thaw")
+
+    @dual
+    async def halt(self, *, keep: bool | None = None) -> Image | None:
+        """Raises SandboxError."""
+        raise _only_here("halt")
+
+    @dual
+    async def start(self) -> Self:
+        """Raises SandboxError."""
+        raise _only_here("start")
 
     @dual
     async def exec(
@@ -76,7 +127,7 @@ class RemoteSandbox(Sandbox):
             spec["workingDir"] = posixpath.join(self.spec.workdir, workdir)
         if timeout is not None:
             spec["timeout"] = f"{max(1, round(timeout * 1000))}ms"
-        made = object_of(await self._ask("POST", f"sandboxes/{self.id}/processes", json={"spec": spec}))
+        made = object_of(await self._call("POST", f"sandboxes/{self.id}/processes", json={"spec": spec}))
         if (error := not_started(made["status"])) is not None:
             raise error
         process = RemoteProcess(self._client, self.name, made, text=text, max_output=max_output, stdin=stdin is not None, tty=tty)
@@ -183,12 +234,12 @@ class RemoteSandbox(Sandbox):
     @dual
     async def kill_processes(self) -> None:
         """As on this machine."""
-        await self._ask("DELETE", f"sandboxes/{self.id}/processes")
+        await self._call("DELETE", f"sandboxes/{self.id}/processes")
 
     @dual
     async def ping(self) -> None:
         """Asks the server whether the sandbox is up. Raises SandboxGone."""
-        status = object_of(await self._ask("GET", f"sandboxes/{self.id}"))["status"]
+        status = object_of(await self._call("GET", f"sandboxes/{self.id}"))["status"]
         if status["phase"] not in ("Pending", "Starting", "Running"):
             raise self._end(status.get("message", f"it is {status['phase']}"))
 
@@ -227,7 +278,7 @@ class RemoteSandbox(Sandbox):
             return error.errno != errno.ENOENT
         return True
 
-    async def _ask(self, method: str, path: str, **options: Any) -> Answer:
+    async def _call(self, method: str, path: str, **options: Any) -> Answer:
         if self._gone is not None:
             raise SandboxGone(self._gone.sandbox, self._gone.reason)
         try:
@@ -248,7 +299,7 @@ class RemoteSandbox(Sandbox):
         if "\0" in where:
             raise SandboxFileError(errno.EINVAL, "a path may not contain NUL", path)
         try:
-            return await self._ask(method, f"sandboxes/{self.id}/files", query={"path": where, **query}, **options)
+            return await self._call(method, f"sandboxes/{self.id}/files", query={"path": where, **query}, **options)
         except AnswerError as error:
             raise error.of_file(path) from error
 
