@@ -329,7 +329,7 @@ def test_a_network_that_cannot_be_handed_over_fails_the_creation() -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.close()
         with theirs:
-            await owner.create(SandboxSpec.of(memory="128Mi", disk="16Mi", network=ALLOW), b"", theirs)
+            await owner.create(SandboxSpec.of(memory="128Mi", disk="16Mi", network=ALLOW), b"", egress=theirs)
 
     with pytest.raises(SandboxCreateFailed, match="egress hand-over: Broken pipe"):
         block_on(create())
