@@ -7,6 +7,7 @@ it: bytes and names are data, never instructions, paths or text to trust.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import secrets
@@ -80,8 +81,9 @@ class Sandbox:
     ) -> Sandbox:
         """Creates a sandbox. `files` are written before it is handed out, by path relative to `workdir`.
 
-        Sizes are bytes or quantities (`"512Mi"`), durations seconds or Go durations (`"5m"`), costs dollars. Raises ConfigError,
-        IsolationUnavailable (this machine cannot; nothing was started), SandboxCreateFailed (nothing is left behind).
+        Sizes are bytes or quantities (`"512Mi"`), durations seconds or Go durations (`"5m"`), costs dollars. `network`: none, or
+        `Egress.allow("pypi.org", presets=["npm"])`, or `Egress.open()` (docs/network.md). Raises ConfigError, IsolationUnavailable (this
+        machine cannot; nothing was started), SandboxCreateFailed (nothing is left behind).
         """
         spec = SandboxSpec.of(
             cpu=cpu,
@@ -345,7 +347,8 @@ class Sandbox:
         if self._agent is not None:
             self._agent.close(self._gone)
         if self._egress is not None:
-            await self._egress.close()
+            with contextlib.suppress(TimeoutError):
+                await self._egress.close()
         self._node.registry.remove(self.id)
 
     async def _end_commands(self, agent: Agent) -> None:
