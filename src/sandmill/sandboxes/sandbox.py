@@ -78,9 +78,11 @@ class Sandbox:
         name: str | None = None,
         labels: Mapping[str, str] | None = None,
         files: Mapping[str, bytes] | None = None,
+        server: str | None = None,
     ) -> Sandbox:
         """Creates a sandbox. `files` are written before it is handed out, by path relative to `workdir`.
 
+        `server` is the URL of a Sandmill server to create it on; without it, SANDMILL_API_URL, and without that, this machine ("": always).
         Sizes are bytes or quantities (`"512Mi"`), durations seconds or Go durations (`"5m"`), costs dollars. `network`: none, or
         `Egress.allow("pypi.org", presets=["npm"])`, or `Egress.open()` (docs/network.md). Raises ConfigError, IsolationUnavailable (this
         machine cannot; nothing was started), SandboxCreateFailed (nothing is left behind).
@@ -98,7 +100,7 @@ class Sandbox:
             workdir=workdir,
             image=image,
         )
-        return await _create(cls, spec, files, name, labels)
+        return await _create(cls, spec, files, name, labels, server)
 
     @dual_class
     async def from_spec(
@@ -108,10 +110,11 @@ class Sandbox:
         files: Mapping[str, bytes] | None = None,
         name: str | None = None,
         labels: Mapping[str, str] | None = None,
+        server: str | None = None,
         outside: Outside | None = None,
     ) -> Sandbox:
         """`create` from a resolved spec. `outside`: what lies beyond its egress, None for this machine's own network."""
-        return await _create(cls, spec, files, name, labels, outside)
+        return await _create(cls, spec, files, name, labels, server, outside)
 
     @property
     def alive(self) -> bool:
@@ -431,8 +434,13 @@ async def _create(
     files: Mapping[str, bytes] | None,
     name: str | None,
     labels: Mapping[str, str] | None,
+    server: str | None = None,
     outside: Outside | None = None,
 ) -> Sandbox:
+    if url := os.environ.get("SANDMILL_API_URL") if server is None else server:
+        from sandmill.sandboxes.backends.remote.sandbox import create_remote
+
+        return await create_remote(url, spec, files, name, labels)
     payload = place(files or {}, spec.workdir)
     owner = await node()
     async with owner.creations:
