@@ -85,12 +85,14 @@ def test_the_dialled_address_counts_for_nothing(world: Internet, boxes: Boxes) -
     assert "TLSV1_ALERT_ACCESS_DENIED" in try_tls(GOOD, "evil.example.org")
     assert "TLSV1_ALERT_ACCESS_DENIED" in try_tls(GOOD, "")
     assert "ACCESS_DENIED" in try_tls("2606:2800:220:1::1", "evil.example.org")
+    assert "ACCESS_DENIED" in try_tls("a.files.example.org", "")
     assert try_tls(EVIL, "pypi.example.org") == "good got pypi.example.org /t\n"
     assert evil.names == []
     assert set(good.names) == {"pypi.example.org"}
     assert blocked(box) == {
         ("evil.example.org", 443, "not on the list of allowed hosts"),
         (GOOD, 443, "a TLS client that names no server"),
+        ("a.files.example.org", 443, "a TLS client that names no server"),
     }
 
 

@@ -7,6 +7,7 @@ it: bytes and names are data, never instructions, paths or text to trust.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import secrets
@@ -92,8 +93,9 @@ class Sandbox(Preserving):
 
         `server` is the URL of a Sandmill server to create it on; without it, SANDMILL_API_URL, and without that, this machine ("": always).
 
-        Sizes are bytes or quantities (`"512Mi"`), durations seconds or Go durations (`"5m"`), costs dollars. Raises ConfigError,
-        IsolationUnavailable (this machine cannot; nothing was started), ImageError, SandboxCreateFailed (nothing is left behind).
+        Sizes are bytes or quantities (`"512Mi"`), durations seconds or Go durations (`"5m"`), costs dollars. `network`: none, or
+        `Egress.allow("pypi.org", presets=["npm"])`, or `Egress.open()` (docs/network.md). Raises ConfigError, IsolationUnavailable (this
+        machine cannot; nothing was started), ImageError, SandboxCreateFailed (nothing is left behind).
         """
         spec = SandboxSpec.of(
             cpu=cpu,
@@ -381,7 +383,8 @@ class Sandbox(Preserving):
         if self._agent is not None:
             self._agent.close(self._gone)
         if self._egress is not None:
-            await self._egress.close()
+            with contextlib.suppress(TimeoutError):
+                await self._egress.close()
         self._node.registry.remove(self.id)
         if self._use is not None:
             use, self._use = self._use, None

@@ -164,10 +164,10 @@ class EgressProxy:
             try:
                 name = tls.server_name(data)
             except tls.NoServerNameError as error:
-                raise Refused(dialled(client.end), _TLS_PORT, str(error)) from None
+                raise Refused(self._dialled(client.end), _TLS_PORT, str(error)) from None
             if name is not None:
                 return data, name
-        raise Refused(dialled(client.end), _TLS_PORT, "a TLS greeting in too many pieces")
+        raise Refused(self._dialled(client.end), _TLS_PORT, "a TLS greeting in too many pieces")
 
     async def _serve_http(self, client: Stream) -> None:
         try:
@@ -189,7 +189,7 @@ class EgressProxy:
                 raise http.BadRequestError("an HTTP request that is too long")
             return http.parse(head)
         except http.BadRequestError as error:
-            raise Refused(dialled(client.end), _HTTP_PORT, str(error)) from None
+            raise Refused(self._dialled(client.end), _HTTP_PORT, str(error)) from None
 
     async def _requests(self, request: http.Request, host: str, client: Stream, server: Stream) -> None:
         """One request after another, each checked: a connection that was opened for one host serves no other."""
@@ -215,6 +215,11 @@ class EgressProxy:
         server = self._stream(await self._reach.address(address, port), client)
         with server.end:
             await run_until_idle(client.clock, [pump(server, client), pump(client, server)], together=True)
+
+    def _dialled(self, end: socket.socket) -> str:
+        """What a client connected to, for a person: a name where its address stands for one."""
+        address = plain(ipaddress.ip_address(end.getsockname()[0]))
+        return self._resolver.name_of(address) or str(address)
 
     def _stream(self, end: socket.socket, client: Stream) -> Stream:
         return Stream(end, self._reads, client.clock)
@@ -249,11 +254,6 @@ async def _say(client: Stream, answer: bytes) -> None:
     """Why nothing comes. A client that has hung up meanwhile was refused all the same."""
     with contextlib.suppress(OSError):
         await client.send(answer)
-
-
-def dialled(end: socket.socket) -> str:
-    """The address a client connected to, for a person."""
-    return str(plain(ipaddress.ip_address(end.getsockname()[0])))
 
 
 def original(end: socket.socket) -> tuple[Address, int]:

@@ -46,6 +46,10 @@ class StandIns:
         self._given.move_to_end(name)
         return self._given[name]
 
+    def name(self, address: Address) -> str | None:
+        """Whose it is, None when it is nobody's."""
+        return next((name for name, given in self._given.items() if given == address), None)
+
 
 class Resolver:
     """On the egress loop."""
@@ -92,6 +96,10 @@ class Resolver:
             if answer is None:
                 return
             await client.send(len(answer).to_bytes(2) + answer)
+
+    def name_of(self, address: Address) -> str | None:
+        """The name that was answered with this stand-in address."""
+        return self._stand_ins.name(address)
 
     async def answer(self, data: bytes) -> bytes | None:
         """The answer to one query; None to what is no query."""

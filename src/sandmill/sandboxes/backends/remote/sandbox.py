@@ -358,6 +358,8 @@ def _wire(spec: SandboxSpec) -> dict[str, Any]:
     egress: dict[str, Any] = {"policy": _POLICIES[spec.network.mode]}
     if spec.network.hosts:
         egress["allow"] = list(spec.network.hosts)
+    if spec.network.presets:
+        egress["presets"] = list(spec.network.presets)
     out: dict[str, Any] = {
         "resources": {"cpu": f"{round(spec.cpu * 1000)}m", "memory": str(spec.memory_bytes), "disk": str(spec.disk_bytes)},
         "network": {"egress": egress},
