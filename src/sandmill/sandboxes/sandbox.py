@@ -407,7 +407,7 @@ class Sandbox(Preserving):
 
     async def _path_request(self, op: int, path: str, user: str, *, flags: int = 0, first: int = 0, second: int = 0) -> int:
         reply, fd = await self._live().ask(
-            op, absolute(path, self.spec.workdir) + b"\0", flags=flags, uid=self._commands.uid(user), first=first, second=second
+            op, absolute(path, self.spec.workdir) + b"\0", flags=flags, who=self._commands.who(user), first=first, second=second
         )
         if reply.status:
             raise file_error(reply.status, path)
@@ -430,7 +430,7 @@ class Sandbox(Preserving):
 
     async def write_batch(self, payload: bytes, user: str) -> None:
         """Files, folders and links as one batch (wire.py). On the sandbox loop. Raises SandboxFileError naming the first that failed."""
-        reply, _ = await self._live().ask(wire.WRITE, payload, uid=self._commands.uid(user))
+        reply, _ = await self._live().ask(wire.WRITE, payload, who=self._commands.who(user))
         if reply.status:
             raise file_error(reply.status, reply.data.decode("utf-8", "replace"))
 

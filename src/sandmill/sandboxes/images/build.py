@@ -149,11 +149,9 @@ class _Build:
         self.image = msgspec.structs.replace(self.image, workdir=path)
 
     async def _user(self, instruction: Instruction) -> None:
-        name, _, group = " ".join(self._words(instruction)).partition(":")
-        if group and group != name:
-            raise instruction.refuse("a group of another name or number than the user's is not supported; leave it out")
+        named = " ".join(self._words(instruction))
         try:
-            who = await in_thread(lambda: account(name, self.image, store()))
+            who = await in_thread(lambda: account(named, self.image, store()))
         except ImageError as error:
             raise instruction.refuse(str(error)) from error
         self.image = msgspec.structs.replace(self.image, account=who)
