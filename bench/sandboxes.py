@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -167,6 +167,49 @@ def starts(rounds: int, folder: Path) -> list[Timing]:
     return [Timing.of(name, seconds) for name, seconds in samples.items()]
 
 
+async def crowd(count: int, one: Callable[[int], Awaitable[float]]) -> list[float]:
+    """Seconds of `count` starts that are asked for in the same moment, each from its own call to its own first output."""
+    return list(await asyncio.gather(*(one(number) for number in range(count))))
+
+
+async def own_first_output(_: int) -> float:
+    began = time.perf_counter()
+    async with await Sandbox.from_spec.aio(SPEC) as box:
+        await box.run.aio("/bin/echo", "hi")
+        return time.perf_counter() - began
+
+
+async def peers_first_output(argv: Callable[[int], list[str]], number: int) -> float:
+    began = time.perf_counter()
+    process = await asyncio.create_subprocess_exec(*argv(number), stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    await process.stdout.readexactly(1)
+    elapsed = time.perf_counter() - began
+    await process.wait()
+    return elapsed
+
+
+def crowds(sizes: Sequence[int], folder: Path) -> list[Timing]:
+    """Many starts at once, of everything that is installed, one kind after the other."""
+    bubblewrap, crun = bubblewrap_command(), crun_bundle(folder)
+    found = []
+    for size in sizes:
+        found.append(Timing.of(f"{size} at once: sandmill", block_on(crowd(size, own_first_output))))
+        if bubblewrap:
+            found.append(
+                Timing.of(f"{size} at once: bubblewrap", asyncio.run(crowd(size, partial(peers_first_output, lambda _: bubblewrap))))
+            )
+        if crun:
+            stem = f"bench-{os.getpid()}-crowd-{size}"
+            found.append(
+                Timing.of(
+                    f"{size} at once: crun",
+                    asyncio.run(crowd(size, partial(peers_first_output, lambda number, stem=stem: [*crun, f"{stem}-{number}"]))),
+                )
+            )
+    return found
+
+
 def execs(rounds: int) -> list[Timing]:
     """A command in a running sandbox, awaited and blocking, beside a bare subprocess that also collects output."""
     programs = (("true", ["true"]), ("bash", ["bash", "-c", "echo hi"]), ("python3", ["/usr/bin/python3", "-c", "pass"]))
@@ -278,11 +321,13 @@ def main() -> None:
     console = Console()
     console.print(f"{platform.release()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, {rounds} rounds")
     with tempfile.TemporaryDirectory() as folder:
-        started = starts(rounds, Path(folder))
+        started = starts(rounds, Path(folder, "one"))
+        crowded = crowds((50, count), Path(folder, "many"))
     executed = execs(rounds)
     resting = idle(count)
     step = episodes(count)
     show(console, "start to first output (ms)", started, lambda name: "bubblewrap")
+    show(console, "start to first output, all asked for at once (ms)", crowded, lambda name: f"{name.split(':')[0]}: bubblewrap")
     show(console, "one command (ms)", executed, lambda name: f"{name.split(':')[0]}: subprocess")
     show_idle(console, resting, step)
     lacks = node._node.lacks if node._node else None
@@ -290,7 +335,7 @@ def main() -> None:
         console.print(lacks)
     if options.json:
         machine = {"kernel": platform.release(), "cores": os.cpu_count(), "load": os.getloadavg()[0]}
-        figures = machine | {"starts": started, "execs": executed, "idle": resting, "step": step}
+        figures = machine | {"starts": started, "crowds": crowded, "execs": executed, "idle": resting, "step": step}
         options.json.write_bytes(msgspec.json.format(msgspec.json.encode(figures)) + b"\n")
 
 

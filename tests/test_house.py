@@ -18,6 +18,7 @@ FLOORS = (
     {"rollouts"},
     {"training"},
     {"reports"},
+    {"server"},
     {"cli"},
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

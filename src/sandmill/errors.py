@@ -20,11 +20,15 @@
     ├── TrainingError
     │   ├── NonFinite (ArithmeticError)           a NaN or infinity, with its place named
     │   └── NothingToLearn (RuntimeError)         too many steps in a row without a usable group
-    └── RunError
-        ├── RunBusy (BlockingIOError)             another process writes this run folder
-        ├── RunIncompatible (ValueError)          written by another version or for another manifest
-        ├── CheckpointCorrupt (ValueError)
-        └── DiskFull (OSError)
+    ├── RunError
+    │   ├── RunBusy (BlockingIOError)             another process writes this run folder
+    │   ├── RunIncompatible (ValueError)          written by another version or for another manifest
+    │   ├── CheckpointCorrupt (ValueError)
+    │   └── DiskFull (OSError)
+    └── ServerError
+        ├── StateBusy (BlockingIOError)           another server uses this state folder or database
+        ├── StateIncompatible (ValueError)        the server's state was written by another version
+        └── StoreUnavailable (ConnectionError)    the server's database does not take writes
 
 A message says what happened, to which object, and what to do next, in one sentence.
 """
@@ -149,3 +153,19 @@ class CheckpointCorrupt(RunError, ValueError):
 
 class DiskFull(RunError, OSError):
     """Writing to the run folder failed for lack of space; what was written before is intact."""
+
+
+class ServerError(SandmillError):
+    """The server could not start, or cannot keep its state."""
+
+
+class StateBusy(ServerError, BlockingIOError):
+    """Another live server holds this state folder or database."""
+
+
+class StateIncompatible(ServerError, ValueError):
+    """The state folder or database was written by another version of the program."""
+
+
+class StoreUnavailable(ServerError, ConnectionError):
+    """The server's database cannot be reached or does not take writes."""

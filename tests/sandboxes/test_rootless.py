@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 AS_NOBODY = """
-import asyncio, concurrent.futures.thread, json, logging, os, shutil, subprocess, sys
+import asyncio, concurrent.futures.thread, json, logging, os, shutil, subprocess, sys, time
 import sandmill.sandboxes
 from sandmill.sandboxes import Sandbox, list_sandboxes, probe
 os.setgroups([]); os.setresgid(54321, 54321, 54321); os.setresuid(54321, 54321, 54321)
@@ -34,7 +34,12 @@ with Sandbox.create(memory="128Mi", disk="4Mi", files={"a/b": b"in"}) as box:
     fact("disk", int(box.run("sh", "-c", "head -c 9000000 /dev/zero > big; wc -c < big; rm big").stdout))
     fact("memory", box.run("python3", "-c", "bytearray(300 << 20)").stderr.decode().split()[-1])
     done = box.run("python3", "-c", bomb, timeout=0.5)
-    fact("bomb", [done.timed_out, box.run("sh", "-c", "sleep 0.1; ls -d /proc/[0-9]* | wc -l").stdout.decode()])
+    for _ in range(40):  # the dead wait for init, which has no precedence without root
+        left = box.run("sh", "-c", "ls -d /proc/[0-9]* | wc -l").stdout.decode()
+        if left == "4\\n":
+            break
+        time.sleep(0.05)
+    fact("bomb", [done.timed_out, left])
     box.exec("sleep", "60")  # beside another command, each has a supervisor process of the same uid
     killer = box.run("bash", "-c", "kill -9 $PPID; sleep 60", timeout=5)
     fact("killer", [killer.signal, box.run("ps", "-eo", "args=").stdout.decode().count("sleep 60")])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from training_policies import BigramPolicy, LlamaPolicy, group_of, turn
 
-from sandmill.config.manifest import AdvantageScale, ImportanceLevel, LossScale, Parameters, RewardControl, SamplingSection
+from sandmill.config.manifest import AdvantageScale, ImportanceLevel, LossScale, Parameters, RateSchedule, RewardControl, SamplingSection
 from sandmill.errors import NonFinite, TrainingError
 from sandmill.models.policy import Scored
 from sandmill.training.batch import Layout, make_batch
@@ -230,3 +230,24 @@ def test_the_state_of_another_adapter_is_refused():
         learner.load_state_dict({key: value for key, value in state.items() if key != name})
     with pytest.raises(TrainingError, match="another shape"):
         learner.load_state_dict({**state, name: torch.zeros(2, 2)})
+
+
+def test_a_linear_rate_falls_by_equal_parts_and_goes_on_where_it_was_saved():
+    parameters = Parameters(steps=4, learning_rate=0.4, learning_rate_schedule=RateSchedule.LINEAR)
+    policy = LlamaPolicy()
+    learner, groups = Learner(policy, parameters), groups_for(policy)
+    assert [learner.step(groups).learning_rate for _ in range(2)] == pytest.approx([0.4, 0.3])
+    saved = learner.state_dict()
+    assert [learner.step(groups).learning_rate for _ in range(3)] == pytest.approx([0.2, 0.1, 0.0])
+    weights = bits(policy)
+    again = Learner(policy, parameters)
+    again.load_state_dict(saved)
+    assert [again.step(groups).learning_rate for _ in range(3)] == pytest.approx([0.2, 0.1, 0.0])
+    assert equal(bits(policy), weights)
+
+
+def test_a_skipped_step_has_no_rate_and_uses_none_up():
+    policy = LlamaPolicy()
+    learner = Learner(policy, Parameters(steps=4, learning_rate=0.4, learning_rate_schedule=RateSchedule.LINEAR))
+    assert learner.step([group_of("g", [(1.0, [turn([1], [2])])] * 3)]).learning_rate is None
+    assert learner.step([group_of("g", [(1.0, [turn([1], [2])]), (0.0, [turn([1], [3])])])]).learning_rate == 0.4

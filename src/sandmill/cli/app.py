@@ -103,6 +103,65 @@ def doctor(as_json: Json = False) -> None:
     raise typer.Exit(carried(lambda: command.run(as_json=as_json)))
 
 
+keys = typer.Typer(help="Keys of a server on this machine.", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+app.add_typer(keys, name="key")
+State = Annotated[Path | None, typer.Option("--state", metavar="DIR", help="The server's state folder.")]
+
+
+@app.command()
+def serve(
+    host: Annotated[
+        str, typer.Option("--host", metavar="ADDRESS", help="Where to listen. Elsewhere than loopback, only with a key.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, metavar="N", help="The port; 0 takes a free one.")] = 8420,
+    state: State = None,
+    database: Annotated[
+        str | None, typer.Option("--database", metavar="URL", help="PostgreSQL instead of SQLite in the state folder.")
+    ] = None,
+    prices: Annotated[Path | None, typer.Option("--prices", metavar="FILE.yaml", help="A price book.")] = None,
+    certificate: Annotated[Path | None, typer.Option("--tls-cert", metavar="FILE.pem", help="Serves https with this certificate.")] = None,
+    certificate_key: Annotated[Path | None, typer.Option("--tls-key", metavar="FILE.pem", help="The certificate's key.")] = None,
+    max_running: Annotated[
+        int, typer.Option("--max-running", min=1, metavar="N", help="Sandboxes of a project that may be up at once.")
+    ] = 4096,
+    as_json: Json = False,
+) -> None:
+    """Serves sandboxes over HTTP, until it is stopped."""
+    from sandmill.cli import serving
+
+    asked = serving.Asked(host, port, state, database, prices, certificate, certificate_key, max_running)
+    raise typer.Exit(carried(lambda: serving.serve(asked, as_json=as_json)))
+
+
+@keys.command(name="new")
+def new_key(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose key it is; an earlier one of that name ends.")],
+    project: Annotated[list[str] | None, typer.Option("--project", metavar="NAME", help="Only this project; may be repeated.")] = None,
+    state: State = None,
+    as_json: Json = False,
+) -> None:
+    """Makes a key and shows it once."""
+    from sandmill.cli import serving
+
+    raise typer.Exit(carried(lambda: serving.new_key(name, tuple(project or ()), state, as_json=as_json)))
+
+
+@keys.command(name="ls")
+def list_keys(state: State = None, as_json: Json = False) -> None:
+    """Lists the keys' names and projects, never the keys."""
+    from sandmill.cli import serving
+
+    raise typer.Exit(carried(lambda: serving.list_keys(state, as_json=as_json)))
+
+
+@keys.command(name="rm")
+def remove_key(name: Annotated[str, typer.Argument(metavar="NAME", help="Whose key ends.")], state: State = None) -> None:
+    """Ends a key, at once."""
+    from sandmill.cli import serving
+
+    raise typer.Exit(carried(lambda: serving.remove_key(name, state)))
+
+
 def run(arguments: list[str] | None = None) -> int:
     """Runs one command line and returns its exit code. Every failure ends as one sentence on stderr."""
     words = sys.argv[1:] if arguments is None else arguments

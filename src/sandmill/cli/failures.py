@@ -7,6 +7,7 @@
 4    sandboxes could not do their part
 5    training could not go on
 6    a run folder cannot be used as asked
+7    the server's state cannot be used
 130  interrupted by Ctrl-C
 141  whoever read our output went away
 143  asked to stop by SIGTERM
@@ -29,6 +30,7 @@ from sandmill.errors import (
     RunError,
     SandboxError,
     SandmillError,
+    ServerError,
     TrainingError,
 )
 from sandmill.reports.inert import inert
@@ -44,6 +46,7 @@ _CODES: tuple[tuple[type[SandmillError], int], ...] = (
     (SandboxError, 4),
     (TrainingError, 5),
     (RunError, 6),
+    (ServerError, 7),
 )
 
 

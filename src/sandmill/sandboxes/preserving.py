@@ -17,7 +17,7 @@ from sandmill.errors import ExecFailed, ImageError, SandboxError, SandboxGone
 from sandmill.sandboxes.backends.native import wire
 from sandmill.sandboxes.backends.native.agent import Agent
 from sandmill.sandboxes.dual import dual, in_thread
-from sandmill.sandboxes.images import Image, Use, settle, store
+from sandmill.sandboxes.images import HOST, Image, Use, settle, store
 from sandmill.sandboxes.images.merging import merged
 from sandmill.sandboxes.images.store import KEPT
 from sandmill.sandboxes.images.written import seal
@@ -40,12 +40,12 @@ class Preserving:
     labels: Mapping[str, str]
     spec: SandboxSpec
     lifetime: Lifetime
-    kept: Image | None
+    kept: Image | None = None
     """After a stop that kept its files: the image they are in, `stopped/<id>` in the store."""
-    _image: Image
-    _use: Use | None
-    _frozen: bool
-    _copying: asyncio.Lock | None
+    _image: Image = HOST
+    _use: Use | None = None
+    _frozen = False
+    _copying: asyncio.Lock | None = None
 
     def _live(self) -> Agent:
         raise NotImplementedError
@@ -113,7 +113,7 @@ class Preserving:
         """
         async with self._alone():
             if not self._frozen:
-                await self._ask(self._live(), wire.FREEZE)
+                await self._answer(self._live(), wire.FREEZE)
                 self._frozen = True
 
     @dual
@@ -121,7 +121,7 @@ class Preserving:
         """Lets its processes go on. Idempotent. Raises SandboxGone."""
         async with self._alone():
             if self._frozen:
-                await self._ask(self._live(), wire.THAW)
+                await self._answer(self._live(), wire.THAW)
                 self._frozen = False
 
     @dual
@@ -190,7 +190,7 @@ class Preserving:
         self.lifetime.enter()
         try:
             async with self._alone(), self._still(agent):
-                written = await self._ask(agent, wire.WRITTEN)
+                written = await self._answer(agent, wire.WRITTEN)
                 if written < 0:
                     raise ImageError(f"sandbox {self.name} did not hand out its files")
                 return await in_thread(lambda: _sealed(written, self._image, fleeting=fleeting))
@@ -214,14 +214,14 @@ class Preserving:
         if self._frozen:
             yield
             return
-        await self._ask(agent, wire.FREEZE)
+        await self._answer(agent, wire.FREEZE)
         try:
             yield
         finally:
             with contextlib.suppress(SandboxGone):
-                await self._ask(agent, wire.THAW)
+                await self._answer(agent, wire.THAW)
 
-    async def _ask(self, agent: Agent, op: int) -> int:
+    async def _answer(self, agent: Agent, op: int) -> int:
         """The descriptor of the answer, -1 when there is none."""
         try:
             async with asyncio.timeout(_FREEZE_S):

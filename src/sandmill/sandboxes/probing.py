@@ -84,7 +84,7 @@ def _warden() -> Finding:
 
 
 async def _try() -> str:
-    async with await Sandbox.from_spec.aio(_CHECK_SPEC, name="probe") as sandbox:
+    async with await Sandbox.from_spec.aio(_CHECK_SPEC, name="probe", server="") as sandbox:
         done = await sandbox.run.aio("sh", "-c", "id -u; cat /proc/1/environ", timeout=10)
         return done.stdout.decode("utf-8", "replace").strip()
 
@@ -98,7 +98,7 @@ def _trial() -> Finding:
 
 
 async def _try_image() -> None:
-    async with await Sandbox.from_spec.aio(_CHECK_SPEC, name="probe") as sandbox:
+    async with await Sandbox.from_spec.aio(_CHECK_SPEC, name="probe", server="") as sandbox:
         for copy in await sandbox.fork.aio(1):
             await copy.terminate.aio()
 

@@ -53,8 +53,7 @@ class Sandbox(Preserving):
         self._agent: Agent | None = None
         self._gone: SandboxGone | None = None
         self._ending: asyncio.Task[None] | None = None
-        self.kept: Image | None = None
-        self._image, self._use, self._frozen, self._copying = image, use, False, None
+        self._image, self._use = image, use
         self._commands = Commands(spec, rootless=owner.rootless, image=image)
 
     @dual_class
@@ -76,11 +75,13 @@ class Sandbox(Preserving):
         name: str | None = None,
         labels: Mapping[str, str] | None = None,
         files: Mapping[str, bytes] | None = None,
+        server: str | None = None,
     ) -> Sandbox:
         """Creates a sandbox. `files` are written before it is handed out, by path relative to `workdir`.
 
         `image`: an Image, a name or digest in the store, `oci:PATH[:TAG]` or `docker-archive:PATH[:NAME]`; its variables, workdir and user
         hold where nothing else is said. None is this machine's own programs.
+        `server` is the URL of a Sandmill server to create it on; without it, SANDMILL_API_URL, and without that, this machine ("": always).
 
         Sizes are bytes or quantities (`"512Mi"`), durations seconds or Go durations (`"5m"`), costs dollars. Raises ConfigError,
         IsolationUnavailable (this machine cannot; nothing was started), ImageError, SandboxCreateFailed (nothing is left behind).
@@ -99,7 +100,7 @@ class Sandbox(Preserving):
             image=image.digest if isinstance(image, Image) else image,
             continuity=continuity,
         )
-        return await _create(cls, spec, files, name, labels)
+        return await _create(cls, spec, files, name, labels, server)
 
     @dual_class
     async def from_spec(
@@ -109,9 +110,10 @@ class Sandbox(Preserving):
         files: Mapping[str, bytes] | None = None,
         name: str | None = None,
         labels: Mapping[str, str] | None = None,
+        server: str | None = None,
     ) -> Sandbox:
         """`create` from a resolved spec."""
-        return await _create(cls, spec, files, name, labels)
+        return await _create(cls, spec, files, name, labels, server)
 
     @property
     def alive(self) -> bool:
@@ -446,8 +448,17 @@ class Sandbox(Preserving):
 
 
 async def _create(
-    cls: type[Sandbox], spec: SandboxSpec, files: Mapping[str, bytes] | None, name: str | None, labels: Mapping[str, str] | None
+    cls: type[Sandbox],
+    spec: SandboxSpec,
+    files: Mapping[str, bytes] | None,
+    name: str | None,
+    labels: Mapping[str, str] | None,
+    server: str | None = None,
 ) -> Sandbox:
+    if url := os.environ.get("SANDMILL_API_URL") if server is None else server:
+        from sandmill.sandboxes.backends.remote.sandbox import create_remote
+
+        return await create_remote(url, spec, files, name, labels)
     if spec.network.mode is not EgressMode.DENY:
         raise IsolationUnavailable("this backend gives sandboxes no network at all; use Egress.deny() (nothing was started)")
     spec, image, use = await resolve(spec)

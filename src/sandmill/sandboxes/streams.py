@@ -102,6 +102,10 @@ class Output:
         if not data:
             self.close()
             return
+        self.take(data)
+
+    def take(self, data: bytes) -> None:
+        """A piece has come: it is kept while there is room."""
         kept = data[: max(0, self._limit - self._held)]
         self._dropped += len(data) - len(kept)
         if kept:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import msgspec
 import torch
 
-from sandmill.config.manifest import Parameters
+from sandmill.config.manifest import Parameters, RateSchedule
 from sandmill.errors import NonFinite, TrainingError
 from sandmill.models.policy import Policy, Scored, SharesPrefixes
 from sandmill.rollouts.trajectory import Group
@@ -32,6 +32,8 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True):
     """Number of updates applied so far, this one included."""
     applied: bool
     """False when no token had a gradient: the step was skipped."""
+    learning_rate: float | None = None
+    """Of this update; None when it was skipped."""
     loss: float | None = None
     grad_norm: float | None = None
     """Before clipping."""
@@ -68,6 +70,13 @@ class Tally:
     mismatch: float | None = None
 
 
+def learning_rate_at(parameters: Parameters, update: int) -> float:
+    """The rate of the update that follows `update` others."""
+    if parameters.learning_rate_schedule is RateSchedule.CONSTANT:
+        return parameters.learning_rate
+    return parameters.learning_rate * max(0.0, 1.0 - update / max(1, parameters.steps))
+
+
 class Learner:
     """Owns the optimiser of a policy's adapter. Not for concurrent use."""
 
@@ -92,6 +101,9 @@ class Learner:
         batch = make_batch(groups, self.parameters, policy_version=self.version)
         if not batch.rows:
             return self._stats(batch, Tally(), None, started)
+        rate = learning_rate_at(self.parameters, self.version)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
         self._optimizer.zero_grad(set_to_none=True)
         try:
             tally = accumulate_gradient(self.policy, batch, self.parameters, self.layout, policy_version=self.version)
@@ -100,7 +112,7 @@ class Learner:
         finally:
             self._optimizer.zero_grad(set_to_none=True)
         self.version += 1
-        return self._stats(batch, tally, norm, started)
+        return self._stats(batch, tally, norm, started, rate)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Everything the next step depends on, as named tensors: weights, moments, version, torch's generator."""
@@ -146,12 +158,13 @@ class Learner:
                 gradient.mul_(self.parameters.max_grad_norm / total)
         return total
 
-    def _stats(self, batch: Batch, tally: Tally, norm: float | None, started: float) -> StepStats:
+    def _stats(self, batch: Batch, tally: Tally, norm: float | None, started: float, rate: float | None = None) -> StepStats:
         counts = batch.counts
         used = tally.tokens
         return StepStats(
             version=self.version,
             applied=norm is not None,
+            learning_rate=rate,
             loss=tally.loss if used else None,
             grad_norm=norm,
             entropy=tally.entropy / used if used else None,

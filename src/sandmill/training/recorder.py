@@ -82,7 +82,6 @@ class Recorder:
             steps=parameters.steps,
             at_s=self.elapsed_s,
             seconds=seconds,
-            learning_rate=parameters.learning_rate,
             cost_microusd=self.spent_microusd,
         )
         self.folder.append(Stream.METRICS, row)

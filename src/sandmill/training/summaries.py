@@ -96,7 +96,6 @@ def step_finished(
     steps: int,
     at_s: float,
     seconds: Mapping[str, float],
-    learning_rate: float,
     cost_microusd: int | None,
 ) -> StepFinished:
     """The row of one training step."""
@@ -129,7 +128,7 @@ def step_finished(
         entropy=stats.entropy,
         kl_sampler=stats.kl,
         clip_fraction=stats.clip_fraction,
-        learning_rate=learning_rate,
+        learning_rate=stats.learning_rate,
         policy_version=stats.version,
         cost_microusd=cost_microusd,
     )

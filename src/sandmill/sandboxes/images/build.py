@@ -247,7 +247,7 @@ class _Build:
             timeout=limits.timeout_s + 600,
             idle_timeout=limits.timeout_s + 600,
         )
-        async with await Sandbox.from_spec.aio(spec) as sandbox:
+        async with await Sandbox.from_spec.aio(spec, server="") as sandbox:
             outcome = work(sandbox)
             assert asyncio.iscoroutine(outcome)
             await outcome

@@ -1,0 +1,149 @@
+"""`sandmill serve` and `sandmill key`. In: the command line. Out: a running server; keys, printed once.
+
+A server without any key makes one for its owner at its first start, as long as only this machine can reach it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from sandmill.errors import ConfigError
+from sandmill.reports.inert import inert
+
+if TYPE_CHECKING:
+    from sandmill.server.settings import Settings
+
+KEY_VARIABLE: Final = "SANDMILL_API_KEY"
+
+
+def default_folder() -> Path:
+    """Where a server keeps its state unless told otherwise: beside that of sandboxes."""
+    from sandmill.sandboxes.backends.native.state import state_root
+
+    return state_root() / "server"
+
+
+class Asked(NamedTuple):
+    """The options of `sandmill serve`."""
+
+    host: str
+    port: int
+    folder: Path | None
+    database: str | None
+    prices: Path | None
+    certificate: Path | None
+    certificate_key: Path | None
+    max_running: int
+
+
+def serve(asked: Asked, *, as_json: bool) -> int:
+    """Runs until it is told to stop."""
+    _need_packages()
+    from sandmill.server.keys import Keys
+    from sandmill.server.serve import check_address
+    from sandmill.server.serve import serve as run
+
+    settings = _settings(asked)
+    keys = Keys(settings.folder)
+    key = os.environ.get(KEY_VARIABLE)
+    if key:
+        keys.give(key, "environment")
+    check_address(settings.host, keys)
+    made = None if keys else keys.make("owner")
+
+    def announce(url: str) -> None:
+        _announce(url, made, bool(key), settings.folder, as_json=as_json)
+
+    run(settings, keys, announce)
+    return 0
+
+
+def _settings(asked: Asked) -> Settings:
+    from sandmill.accounts.prices import load_price_book
+    from sandmill.server.settings import Settings
+
+    if (asked.certificate is None) is not (asked.certificate_key is None):
+        raise ConfigError("TLS needs both a certificate and its key", field="--tls-cert")
+    for option, path in (("--tls-cert", asked.certificate), ("--tls-key", asked.certificate_key)):
+        if path is not None and not path.is_file():
+            raise ConfigError(f"there is no file {inert(str(path))}", field=option)
+    return Settings(
+        folder=_folder(asked.folder),
+        prices=load_price_book(asked.prices),
+        host=asked.host,
+        port=asked.port,
+        database=asked.database or None,
+        certificate=asked.certificate,
+        certificate_key=asked.certificate_key,
+        max_running=asked.max_running,
+    )
+
+
+def _folder(named: Path | None) -> Path:
+    where = (named or default_folder()).absolute()
+    try:
+        where.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"the state folder {inert(str(where))} cannot be made: {error.strerror}", field="--state") from error
+    return where
+
+
+def new_key(name: str, projects: tuple[str, ...], folder: Path | None, *, as_json: bool) -> int:
+    """Makes a key and prints it, once."""
+    _need_packages()
+    from sandmill.server.keys import Keys
+
+    key = Keys(_folder(folder)).make(name, projects)
+    print(json.dumps({"name": name, "projects": list(projects), "key": key}) if as_json else key)
+    if not as_json:
+        print("it is shown only this once", file=sys.stderr)
+    return 0
+
+
+def list_keys(folder: Path | None, *, as_json: bool) -> int:
+    """Names the keys and their projects."""
+    _need_packages()
+    from sandmill.server.keys import Keys
+
+    found = Keys(_folder(folder)).all()
+    if as_json:
+        print(json.dumps([{"name": one.name, "projects": list(one.projects)} for one in found]))
+        return 0
+    for one in found:
+        print(f"{inert(one.name)}\t{', '.join(one.projects) or 'all projects'}")
+    return 0
+
+
+def remove_key(name: str, folder: Path | None) -> int:
+    """Ends a key, at once."""
+    _need_packages()
+    from sandmill.server.keys import Keys
+
+    Keys(_folder(folder)).remove(name)
+    return 0
+
+
+def _announce(url: str, made: str | None, given: bool, folder: Path, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"url": url, "key": made, "state": str(folder)}), flush=True)
+        return
+    shown = made or (f"${KEY_VARIABLE}" if given else "...  # the key that was shown when it was made; another: sandmill key new NAME")
+    print(f"sandmill serves {url}, state in {inert(str(folder))}; stop it with Ctrl-C")
+    print(f"export NODUS_API_URL={url}")
+    print(f"export NODUS_API_KEY={shown}", flush=True)
+
+
+def _need_packages() -> None:
+    try:
+        import cryptography  # noqa: F401
+        import sqlalchemy  # noqa: F401
+        import starlette  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            f"the server's packages are not installed ({error.name} is missing); run: pip install 'sandmill[server]'"
+        ) from error

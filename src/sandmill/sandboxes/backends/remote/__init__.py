@@ -1,0 +1,1 @@
+"""Sandboxes on a Sandmill server, behind the same class as those of this machine."""

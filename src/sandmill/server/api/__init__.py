@@ -1,0 +1,1 @@
+"""HTTP in, HTTP out: routes, content negotiation, watches, streams. What the objects mean is decided a floor below."""

@@ -1,0 +1,169 @@
+"""The API's own description. In: the shapes that check requests. Out: OpenAPI v3, as `explain` and fuzzers read it."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from starlette.responses import Response
+
+from sandmill.server.api.context import Asked, answer
+from sandmill.server.kinds import API_VERSION, GROUP, KINDS, VERSION, Kind
+from sandmill.server.refusals import CODES
+from sandmill.server.specs import METADATA
+from sandmill.server.versions import VERSION_NUMBER
+
+_PREFIX: Final = "dev.nodus.v1."
+_NAME: Final = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "pattern": "^[a-z0-9][-a-z0-9]{0,62}$"}}
+_PROJECT: Final = {**_NAME, "name": "namespace"}
+_WRITING: Final[list[dict[str, Any]]] = [
+    {"name": "dryRun", "in": "query", "schema": {"type": "string", "enum": ["All"]}},
+    {"name": "fieldValidation", "in": "query", "schema": {"type": "string", "enum": ["Ignore", "Warn", "Strict"]}},
+]
+"""The server is always strict; that it takes the second parameter tells kubectl to leave the checking to it."""
+_ROOT: Final = f"/apis/{GROUP}/{VERSION}"
+
+
+async def index(asked: Asked) -> Response:
+    """GET /openapi/v3."""
+    where = f"/openapi/v3/apis/{GROUP}/{VERSION}?hash={VERSION_NUMBER}"
+    return answer({"paths": {f"apis/{GROUP}/{VERSION}": {"serverRelativeURL": where}}})
+
+
+async def document(asked: Asked) -> Response:
+    """GET the document of the one group."""
+    return answer(described())
+
+
+def described() -> dict[str, Any]:
+    """The whole document."""
+    schemas: dict[str, Any] = {_PREFIX + "Status": _status()}
+    paths: dict[str, Any] = {}
+    for kind in KINDS:
+        schemas[_PREFIX + kind.kind] = _object(kind)
+        schemas[_PREFIX + kind.kind + "List"] = _list(kind)
+        paths.update(_paths(kind))
+    paths.update(_streams())
+    return {
+        "openapi": "3.0.0",
+        "info": {"title": "Sandmill", "version": VERSION_NUMBER},
+        "paths": paths,
+        "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+        "security": [{"key": []}],
+    }
+
+
+def _object(kind: Kind) -> dict[str, Any]:
+    meta = METADATA.document()
+    if "create" not in kind.verbs:  # the server names these: longer than a caller may
+        meta["properties"]["name"] = {"type": "string", "maxLength": 253, "description": "The name."}
+    properties: dict[str, Any] = {
+        "apiVersion": {"type": "string", "enum": [API_VERSION], "description": "The version of this shape."},
+        "kind": {"type": "string", "enum": [kind.kind], "description": "What it is."},
+        "metadata": meta,
+        "spec": kind.spec.document(),
+        "status": {"type": "object", "description": "What is; written by the server."},
+    }
+    marks = [{"group": GROUP, "version": VERSION, "kind": kind.kind}]
+    if kind.spec.fields:
+        return {"type": "object", "description": kind.spec.about, "properties": properties, "x-kubernetes-group-version-kind": marks}
+    return {"type": "object", "description": kind.spec.about, "x-kubernetes-group-version-kind": marks}
+
+
+def _list(kind: Kind) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "required": ["items"],
+        "properties": {"items": {"type": "array", "items": {"type": "object"}}, "metadata": {"type": "object"}},
+    }
+
+
+def _status() -> dict[str, Any]:
+    return {
+        "type": "object",
+        "required": ["kind", "status", "message", "reason", "code"],
+        "properties": {
+            "kind": {"type": "string", "enum": ["Status"]},
+            "status": {"type": "string", "enum": ["Success", "Failure"]},
+            "message": {"type": "string"},
+            "reason": {"type": "string", "enum": list(CODES)},
+            "code": {"type": "integer"},
+            "fix": {"type": "string"},
+        },
+    }
+
+
+def _paths(kind: Kind) -> dict[str, Any]:
+    base = f"{_ROOT}/namespaces/{{namespace}}/{kind.plural}" if kind.namespaced else f"{_ROOT}/{kind.plural}"
+    marks = {"x-kubernetes-group-version-kind": {"group": GROUP, "version": VERSION, "kind": kind.kind}}
+    reference = {"$ref": f"#/components/schemas/{_PREFIX}{kind.kind}"}
+    many: dict[str, Any] = {}
+    one: dict[str, Any] = {}
+    selectors = [_query("labelSelector"), _query("fieldSelector"), _query("limit", {"type": "integer", "minimum": 0, "maximum": 1_000_000})]
+    if "list" in kind.verbs:
+        listed = {"$ref": f"#/components/schemas/{_PREFIX}{kind.kind}List"}
+        many["get"] = _operation("list", kind.kind, {"200": listed}, selectors) | marks | {"x-kubernetes-action": "list"}
+    if "create" in kind.verbs:
+        made = {"200": reference, "201": reference}
+        many["post"] = _operation("create", kind.kind, made, _WRITING, reference) | marks
+    if "get" in kind.verbs:
+        one["get"] = _operation("read", kind.kind, {"200": reference}, []) | marks
+    if "update" in kind.verbs:
+        one["put"] = _operation("replace", kind.kind, {"200": reference}, _WRITING, reference) | marks
+    if "patch" in kind.verbs:
+        patch = _operation("patch", kind.kind, {"200": reference}, _WRITING)
+        patch["requestBody"] = {"required": True, "content": {"application/merge-patch+json": {"schema": reference}}}
+        one["patch"] = patch | marks
+    if "delete" in kind.verbs:
+        one["delete"] = _operation("delete", kind.kind, {"200": {"type": "object"}}, []) | marks
+    project = [_PROJECT] if kind.namespaced else []
+    out = {base: {**many, "parameters": project}} if many else {}
+    return out | ({f"{base}/{{name}}": {**one, "parameters": [*project, _NAME]}} if one else {})
+
+
+def _streams() -> dict[str, Any]:
+    """The subresources."""
+    box, process = f"{_ROOT}/namespaces/{{namespace}}/sandboxes/{{name}}", f"{_ROOT}/namespaces/{{namespace}}/processes/{{name}}"
+    both = {"parameters": [_PROJECT, _NAME]}
+    command = {"$ref": f"#/components/schemas/{_PREFIX}Process"}
+    path = {**_query("path", {"type": "string", "minLength": 1, "maxLength": 4096}), "required": True}
+    piece = {
+        "type": "object",
+        "properties": {"seq": {"type": "integer", "minimum": 0}, "data": {"type": "string"}, "eof": {"type": "boolean"}},
+    }
+    size = {"type": "object", "properties": {"rows": {"type": "integer"}, "cols": {"type": "integer"}}}
+    asked = {"type": "object", "properties": {"signal": {"type": "string"}, "resize": size}}
+    put = _operation("write", "File", {"200": {"type": "object"}}, [path, _query("expectedSHA256")])
+    put["requestBody"] = {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
+    output = [_query("after", {"type": "integer", "minimum": 0}), _query("stream", {"type": "string", "enum": ["stdout", "stderr"]})]
+    return {
+        f"{box}/processes": {"post": _operation("run", "Process", {"201": command}, [], command), **both},
+        f"{box}/files": {
+            "get": _operation("read", "File", {"200": None}, [path]),
+            "put": put,
+            "delete": _operation("remove", "File", {"200": {"type": "object"}}, [path]),
+            **both,
+        },
+        f"{box}/log": {"get": _operation("log", "Sandbox", {"200": None}, []), **both},
+        f"{process}/output": {"get": _operation("output", "Process", {"200": None}, output), **both},
+        f"{process}/stdin": {"post": _operation("stdin", "Process", {"200": {"type": "object"}}, [], piece), **both},
+        f"{process}/signals": {"post": _operation("signal", "Process", {"200": {"type": "object"}}, [], asked), **both},
+        f"{process}/log": {"get": _operation("log", "Process", {"200": None}, []), **both},
+    }
+
+
+def _query(name: str, schema: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {"name": name, "in": "query", "schema": schema or {"type": "string"}}
+
+
+def _operation(
+    verb: str, kind: str, answers: dict[str, Any], parameters: list[dict[str, Any]], body: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    status = {"description": "a refusal", "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{_PREFIX}Status"}}}}
+    responses: dict[str, Any] = {}
+    for code, schema in answers.items():
+        content = {} if schema is None else {"content": {"application/json": {"schema": schema}}}
+        responses[code] = {"description": "done", **content}
+    out: dict[str, Any] = {"operationId": f"{verb}{kind}", "parameters": parameters, "responses": {**responses, "default": status}}
+    if body is not None:
+        out["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
+    return out

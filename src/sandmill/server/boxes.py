@@ -1,0 +1,407 @@
+"""The sandbox controller. In: Sandbox objects and what is asked of them. Out: live sandboxes, true statuses, money counted.
+
+Every sandbox's transitions happen one after the other under its own lock. `start`, `stop` and `delete` say what is wanted; each is
+idempotent. A ticker ends what is idle, too old, at its cap, or has died by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final
+
+from sandmill.config.quantities import parse_duration
+from sandmill.errors import SandboxError, SandmillError
+from sandmill.server import layer
+from sandmill.server.billing import Billing
+from sandmill.server.costs import Meter, cost_status, microusd, rate_of
+from sandmill.server.events import Events
+from sandmill.server.live import CAP, GONE, IDLE, LIFETIME, Live
+from sandmill.server.records import Records, Value, fine_stamp, now, seconds_of, stamp
+from sandmill.server.refusals import Refusal, not_found
+from sandmill.server.secrets import Secrets
+from sandmill.server.settings import Settings
+
+_TICK_S: Final = 0.25
+_SWEEP_S: Final = 5.0
+LOST: Final = "NodeLost"
+REQUESTED: Final = "Requested"
+SHUTDOWN: Final = "ServerShutdown"
+_SENTENCES: Final = {
+    IDLE: "it was idle for its idleTimeout",
+    LIFETIME: "its maxLifetime is over",
+    CAP: "its cost reached maxCostUSD",
+    REQUESTED: "it was asked to stop",
+    SHUTDOWN: "the server was shut down",
+}
+_log = logging.getLogger("sandmill.server")
+
+
+class Boxes:
+    """All sandboxes of the server."""
+
+    def __init__(self, records: Records, events: Events, secrets: Secrets, settings: Settings) -> None:
+        self._records = records
+        self._events = events
+        self._billing = Billing(records)
+        self._secrets = secrets
+        self._settings = settings
+        self._live: dict[str, Live] = {}
+        self._turns: dict[str, asyncio.Lock] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._coming: Counter[str] = Counter()
+        """Starts under way, by project."""
+        self.on_start: Callable[[Live, Value], Awaitable[None]] | None = None
+        """Called when a sandbox has come up: starts its main command."""
+        self.on_delete: Callable[[Value], None] | None = None
+        """Called when a sandbox is removed: removes its processes."""
+
+    @property
+    def live(self) -> dict[str, Live]:
+        """Those that are up, by uid."""
+        return self._live
+
+    def of(self, value: Value) -> Live | None:
+        """The live sandbox of an object."""
+        return self._live.get(value["metadata"]["uid"])
+
+    def rate(self, spec: Value) -> int | None:
+        """Micro-dollars per hour of a sandbox of this spec."""
+        return rate_of(self._settings.prices, spec["resources"])
+
+    def starting(self, value: Value) -> Value:
+        """The object once its start was asked for and not yet begun; as it is, when it is up or can never be."""
+        status = value["status"]
+        if value["metadata"]["uid"] in self._live or status["phase"] == "Failed":
+            return value
+        return {**value, "status": {**{key: part for key, part in status.items() if key != "stopReason"}, "phase": "Starting"}}
+
+    def shown(self, value: Value) -> Value:
+        """The object with what changes all the time filled in."""
+        live = self._live.get(value["metadata"]["uid"])
+        if live is None or value["status"].get("phase") != "Running":
+            return value
+        return {**value, "status": {**value["status"], **live.status()}}
+
+    def soon(self, work: Awaitable[Any]) -> None:
+        """Runs a transition in the background; a refusal is already in the object's status."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._over)
+
+    async def running(self, project: str, name: str) -> Live:
+        """The live sandbox of that name, started if it is stopped. Raises Refusal."""
+        value = self._get(project, name)
+        live = self._live.get(value["metadata"]["uid"])
+        if live is not None and live.stopping is None:
+            return live
+        if value["status"]["phase"] == "Stopped" and (loss := _loss(value)) is not None:
+            fix = "start it explicitly; files written since are lost"
+            raise Refusal("SandboxNotRunning", f"sandbox {name!r} is stopped: {loss}", fix=fix, kind="sandboxes", name=name)
+        if value["spec"]["state"] == "Stopped":
+            self._records.put("Sandbox", project, self.starting({**value, "spec": {**value["spec"], "state": "Running"}}))
+        return await self.start(project, name)
+
+    async def start(self, project: str, name: str) -> Live:
+        """Brings it up unless it is. Raises Refusal with the reason why it cannot."""
+        async with self._turn(self._get(project, name)):
+            value = self._get(project, name)
+            live = self._live.get(value["metadata"]["uid"])
+            if live is not None:
+                return live
+            try:
+                self._admit(value)
+            except Refusal as refusal:
+                if value["status"].get("phase") in ("Pending", "Starting"):
+                    self._put_now(value, phase="Stopped", stopReason=refusal.reason, message=refusal.message)
+                raise
+            self._coming[project] += 1
+            try:
+                return await self._start(value)
+            finally:
+                self._coming[project] -= 1
+
+    async def stop(self, project: str, name: str, reason: str, *, only: Live | None = None) -> None:
+        """Brings it down, keeping what its continuity says. Idempotent. With `only`, nothing happens unless that is the run still."""
+        value = self._records.get("Sandbox", project, name)
+        if value is None:
+            return
+        async with self._turn(value):
+            value = self._records.get("Sandbox", project, name)
+            if value is None:
+                return
+            live = self._live.get(value["metadata"]["uid"])
+            if live is not None and (only is None or only is live):
+                await self._stop(value, live, reason)
+            elif live is None and value["status"].get("phase") in ("Pending", "Starting"):
+                await self._put(value, phase="Stopped", stopReason=reason, message=_SENTENCES.get(reason, reason))
+
+    async def delete(self, project: str, name: str, reason: str = "Deleted") -> None:
+        """Removes it with everything that belongs to it. Idempotent."""
+        value = self._records.get("Sandbox", project, name)
+        if value is None:
+            return
+        if "deletionTimestamp" not in value["metadata"]:
+            marked = {**value["metadata"], "deletionTimestamp": now()}
+            status = {**value["status"], "phase": "Terminating", "reason": reason}
+            value = await self._records.save("Sandbox", project, {**value, "metadata": marked, "status": status})
+        async with self._turn(value):
+            value = self._records.get("Sandbox", project, name)
+            if value is None:
+                return
+            uid = value["metadata"]["uid"]
+            if (live := self._live.get(uid)) is not None:
+                live.stopping = reason
+                await live.sandbox.terminate.aio()
+                self._bill(value, live.meter, live.began_s, live.seconds)
+                del self._live[uid]
+            if self.on_delete is not None:
+                self.on_delete(value)
+            self._kept(uid).unlink(missing_ok=True)
+            self._turns.pop(uid, None)
+            done = self._records.remove("Sandbox", project, name)
+            self._events.note(value, reason, f"the sandbox was deleted: {_SENTENCES.get(reason, 'it was asked for')}")
+            if done is not None:
+                await self._records.store.durable(done)
+
+    def limits_changed(self, value: Value) -> None:
+        """Its lifecycle or cap was edited."""
+        if (live := self.of(value)) is not None:
+            live.limit(value)
+            limit = value["spec"].get("maxCostUSD")
+            live.meter = Meter(
+                rate_microusd_per_hour=live.meter.rate_microusd_per_hour,
+                limit_microusd=None if limit is None else microusd(limit),
+                before_microusd=live.meter.before_microusd,
+            )
+
+    async def recover(self, alive_until_s: float) -> None:
+        """After a restart: what was up when the last server died, which was alive until then, is down, and its object says so."""
+        for value in self._records.each("Sandbox"):
+            meta, status = value["metadata"], value["status"]
+            if "deletionTimestamp" in meta:
+                self.soon(self.delete(meta["namespace"], meta["name"]))
+            elif status.get("phase") in ("Running", "Stopping"):
+                await self._mark_lost(value, alive_until_s)
+            elif status.get("phase") in ("Pending", "Starting"):
+                self.soon(self.start(meta["namespace"], meta["name"]))
+        known = {value["metadata"]["uid"] for value in self._records.each("Sandbox")}
+        for left in self._settings.folder.glob("kept/*"):
+            if left.suffix != ".tar" or left.stem not in known:
+                left.unlink(missing_ok=True)
+
+    async def tick(self) -> None:
+        """Ends what is due, for ever."""
+        swept = 0.0
+        while True:
+            await asyncio.sleep(_TICK_S)
+            moment, wall = time.monotonic(), time.time()
+            for live in list(self._live.values()):
+                if live.stopping is None and (reason := live.due(moment, wall)) is not None:
+                    live.stopping = reason
+                    self.soon(self._end(live, reason))
+            if wall >= swept + _SWEEP_S:
+                swept = wall
+                self._sweep(stamp(wall))
+
+    def _sweep(self, moment: str) -> None:
+        """Deletes what is down and too old."""
+        for value in self._records.each("Sandbox"):
+            meta = value["metadata"]
+            if value["status"]["expirationTime"] <= moment and meta["uid"] not in self._live and "deletionTimestamp" not in meta:
+                self.soon(self.delete(meta["namespace"], meta["name"], LIFETIME))
+
+    async def close(self) -> None:
+        """Stops every sandbox as if asked to, so that nothing that should survive is lost."""
+        stops = [self.stop(live.project, live.name, SHUTDOWN) for live in list(self._live.values())]
+        await asyncio.gather(*stops, return_exceptions=True)
+        for task in list(self._tasks):
+            task.cancel()
+
+    def _get(self, project: str, name: str) -> Value:
+        value = self._records.get("Sandbox", project, name)
+        if value is None:
+            raise not_found("sandboxes", name)
+        if "deletionTimestamp" in value["metadata"]:
+            raise Refusal("SandboxNotRunning", f"sandbox {name!r} is being deleted", kind="sandboxes", name=name)
+        return value
+
+    def _turn(self, value: Value) -> asyncio.Lock:
+        return self._turns.setdefault(value["metadata"]["uid"], asyncio.Lock())
+
+    def _admit(self, value: Value) -> None:
+        """Quota, cap and phase. Raises Refusal."""
+        meta, status = value["metadata"], value["status"]
+        if status.get("phase") == "Failed":
+            message = f"sandbox {meta['name']!r} has failed for good: {status.get('message', status.get('reason'))}"
+            raise Refusal("SandboxFailed", message, fix="delete it and create another", kind="sandboxes", name=meta["name"])
+        limit = value["spec"].get("maxCostUSD")
+        spent = microusd(status.get("cost", {}).get("totalUSD"))
+        if limit is not None and spent >= microusd(limit):
+            message = f"sandbox {meta['name']!r} has spent its maxCostUSD of {limit}"
+            raise Refusal("BudgetExceeded", message, fix="raise spec.maxCostUSD", kind="sandboxes", name=meta["name"])
+        self.check_quota(meta["namespace"], meta["name"])
+
+    def check_quota(self, project: str, name: str) -> None:
+        """Raises Refusal (QuotaExceeded) when the project may have no more sandboxes up."""
+        up = self._coming[project] + sum(1 for live in self._live.values() if live.project == project)
+        if up >= self._settings.max_running:
+            message = f"project {project!r} has {up} sandboxes running, which is its quota"
+            raise Refusal("QuotaExceeded", message, retry_after_s=5, fix="stop or delete some", kind="sandboxes", name=name)
+
+    async def _start(self, value: Value) -> Live:
+        meta, spec = value["metadata"], value["spec"]
+        mount = await self._secrets.given(value)
+        sandbox = None
+        try:
+            made = layer.sandbox_spec(spec, mount.env, time.time() - seconds_of(meta["creationTimestamp"]))
+            sandbox = await layer.create(made, meta["name"], meta.get("labels", {}))
+            kept = self._kept(meta["uid"])
+            if spec["continuity"]["mode"] == "Snapshotted" and kept.exists():
+                await layer.restore(sandbox, kept)
+            if mount.files:
+                await layer.give_secrets(sandbox, mount.files)
+        except (SandmillError, OSError, TimeoutError) as error:
+            if sandbox is not None:
+                await sandbox.terminate.aio()
+            raise await self._failed(value, error) from error
+        before = microusd(value["status"].get("cost", {}).get("totalUSD"))
+        limit = spec.get("maxCostUSD")
+        meter = Meter(
+            rate_microusd_per_hour=self.rate(spec), limit_microusd=None if limit is None else microusd(limit), before_microusd=before
+        )
+        live = self._live[meta["uid"]] = Live(value, sandbox, meter)
+        epoch = value["status"].get("attempt", {}).get("epoch", 0) + 1
+        self._put_now(
+            value,
+            gone=("stopReason", "reason", "message", "activity"),
+            phase="Running",
+            startTime=fine_stamp(live.began_s),
+            attempt={"name": f"{meta['name']}-{epoch}", "epoch": epoch},
+            secretVersions=mount.versions,
+            conditions=[condition("Ready", "True", "Running", "the sandbox takes commands")],
+            **live.status(),
+        )
+        if epoch > 1:
+            self._events.note(value, "Started", "the sandbox was started again")
+        if self.on_start is not None:
+            await self.on_start(live, value)
+        return live
+
+    async def _failed(self, value: Value, error: Exception) -> Refusal:
+        message = str(error) or type(error).__name__
+        self._events.note(value, "StartupFailed", message, warning=True)
+        await self._put(value, phase="Failed", reason="StartupFailed", message=message)
+        _log.warning("sandbox %s could not be started: %s", value["metadata"]["name"], message)
+        return Refusal("SandboxFailed", message, kind="sandboxes", name=value["metadata"]["name"])
+
+    async def _end(self, live: Live, reason: str) -> None:
+        """A limit was reached, or it died."""
+        value = self._records.get("Sandbox", live.project, live.name)
+        if value is None:
+            return
+        if reason == LIFETIME or (reason == IDLE and value["spec"]["lifecycle"]["onIdle"] == "Delete"):
+            await self.delete(live.project, live.name, reason)
+        else:
+            await self.stop(live.project, live.name, reason, only=live)
+
+    async def _stop(self, value: Value, live: Live, reason: str) -> None:
+        uid = live.uid
+        live.stopping = reason
+        self._put_now(value, phase="Stopping", stopReason=reason)
+        saved = None
+        with contextlib.suppress(SandboxError):
+            await live.sandbox.kill_processes.aio()
+        if reason != GONE and value["spec"]["continuity"]["mode"] == "Snapshotted":
+            saved = await self._save(live)
+        why = live.sandbox.gone_reason
+        await live.sandbox.terminate.aio()
+        cost = self._bill(value, live.meter, live.began_s, live.seconds)
+        del self._live[uid]
+        message = _SENTENCES.get(reason) or f"it ended by itself: {why}"
+        status: dict[str, Any] = {"phase": "Stopped", "stopReason": reason, "message": message, "activity": "Idle", "cost": cost}
+        status["conditions"] = [condition("Ready", "False", reason, message), *([] if saved is None else [saved])]
+        if saved is not None and saved["status"] == "True":
+            status["snapshot"] = {"reason": "Stop", "time": now()}
+        if reason == GONE and value["spec"]["continuity"]["mode"] == "Snapshotted" and "snapshot" not in value["status"]:
+            status |= {"phase": "Failed", "reason": GONE}
+        self._events.note(value, "Stopped", message, warning=reason in (GONE, CAP))
+        await self._put(value, **status)
+
+    async def _save(self, live: Live) -> dict[str, Any]:
+        try:
+            size = await layer.save(live.sandbox, self._kept(live.uid))
+        except (SandboxError, OSError, TimeoutError) as error:
+            _log.warning("the workspace of sandbox %s could not be saved: %s", live.name, error)
+            return condition("StateSaved", "False", "SaveFailed", f"the workspace could not be saved: {error}")
+        return condition("StateSaved", "True", "Stop", f"the workspace was saved, {size} bytes")
+
+    def _bill(self, value: Value, meter: Meter, began_s: float, seconds: float) -> dict[str, Any]:
+        """A run's usage record, stored; and `status.cost` after the run."""
+        self._billing.run(value, meter, began_s, seconds)
+        return cost_status(meter, seconds, running=False)
+
+    async def _mark_lost(self, value: Value, alive_until_s: float) -> None:
+        spec, status = value["spec"], value["status"]
+        began_s = seconds_of(status["startTime"]) if "startTime" in status else alive_until_s
+        limit = spec.get("maxCostUSD")
+        meter = Meter(
+            rate_microusd_per_hour=self.rate(spec),
+            limit_microusd=None if limit is None else microusd(limit),
+            before_microusd=microusd(status.get("cost", {}).get("totalUSD")),
+        )
+        cost = self._bill(value, meter, began_s, max(0.0, alive_until_s - began_s))
+        saved = status.get("snapshot") is not None and self._kept(value["metadata"]["uid"]).exists()
+        message = "the server ended without stopping it; everything in it is gone"
+        if saved:
+            message = f"the server ended without stopping it; its workspace is that of {status['snapshot']['time']}"
+        self._events.note(value, LOST, message, warning=True)
+        conditions = [condition("Ready", "False", LOST, message), condition("StateSaved", "False", LOST, message)]
+        phase = "Stopped" if saved else "Failed"
+        reasons = {"stopReason": LOST} if saved else {"stopReason": LOST, "reason": LOST}
+        await self._put(value, phase=phase, message=message, activity="Idle", conditions=conditions, cost=cost, **reasons)
+
+    def _kept(self, uid: str) -> Path:
+        return self._settings.folder / "kept" / f"{uid}.tar"
+
+    def _put_now(self, value: Value, *, gone: tuple[str, ...] = (), **status: Any) -> asyncio.Future[Any]:
+        """Changes the status of the object as it is now: a caller may have edited the rest while a transition was under way."""
+        meta = value["metadata"]
+        now_stored = self._records.get("Sandbox", meta["namespace"], meta["name"]) or value
+        kept = {key: part for key, part in now_stored["status"].items() if key not in gone}
+        return self._records.put("Sandbox", meta["namespace"], {**now_stored, "status": {**kept, **status}})
+
+    async def _put(self, value: Value, **status: Any) -> None:
+        await self._records.store.durable(self._put_now(value, **status))
+
+    def _over(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, Refusal):
+            _log.error("a sandbox's transition failed", exc_info=error)
+
+
+def _loss(value: Value) -> str | None:
+    """What a stopped sandbox has lost, if its last stop did not save it: nobody may run on in an older workspace without knowing."""
+    found = [one["message"] for one in value["status"].get("conditions", ()) if (one["type"], one["status"]) == ("StateSaved", "False")]
+    return str(found[0]) if found else None
+
+
+def condition(kind: str, state: str, reason: str, message: str) -> dict[str, Any]:
+    """One entry of `status.conditions`."""
+    return {"type": kind, "status": state, "reason": reason, "message": message, "lastTransitionTime": now()}
+
+
+def first_status(value: Value) -> Value:
+    """The status a new Sandbox has."""
+    stopped = {"phase": "Stopped", "stopReason": REQUESTED} if value["spec"]["state"] == "Stopped" else {"phase": "Pending"}
+    return {**stopped, "activity": "Idle", "expirationTime": expiry(value)}
+
+
+def expiry(value: Value) -> str:
+    """When maxLifetime deletes it."""
+    return stamp(seconds_of(value["metadata"]["creationTimestamp"]) + parse_duration(value["spec"]["lifecycle"]["maxLifetime"]))

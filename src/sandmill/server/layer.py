@@ -1,0 +1,155 @@
+"""The one place where the server asks the sandbox layer for something. In: a spec as the API stores it. Out: live sandboxes, saved folders.
+
+What the sandbox layer cannot do yet is refused here, naming the field: egress other than Deny, images other than the built-in one,
+snapshots of a whole file system. Whoever adds one of these to `sandmill.sandboxes` connects it here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from sandmill.config.quantities import parse_bytes, parse_cpu, parse_duration
+from sandmill.errors import ConfigError, SandboxError, SandboxFileError
+from sandmill.reports.inert import inert
+from sandmill.sandboxes import PIPE, Sandbox, SandboxSpec
+from sandmill.server.refusals import Cause, Refusal
+from sandmill.server.specs import DEFAULT_IMAGE, WORKSPACE
+
+_BACKSTOP_S: Final = 600.0
+_NEVER_S: Final = 366 * 86_400.0
+_SAVE_S: Final = 120.0
+_CHUNK: Final = 1 << 18
+_UNREAD: Final = 64 << 20
+_OVERHEAD: Final = 16 << 20
+SECRETS: Final = "/run/secrets"
+
+
+def check(spec: Mapping[str, Any]) -> None:
+    """Refuses what no sandbox of this machine can be. Raises Refusal (Unsupported, ImageNotFound, Invalid)."""
+    policy = spec["network"]["egress"]["policy"]
+    if policy != "Deny":
+        field = "spec.network.egress.policy"
+        message = f"this server's sandboxes have no network yet; use Deny, not {policy}"
+        raise Refusal("Unsupported", message, causes=[Cause(field, "FieldValueNotSupported", message)], fix="use nodus.Egress.deny()")
+    if spec["image"] != DEFAULT_IMAGE:
+        message = f"there is no image {spec['image'][:200]!a}; the one image is {DEFAULT_IMAGE}"
+        raise Refusal("ImageNotFound", message, causes=[Cause("spec.image", "FieldValueNotFound", message)])
+    try:
+        sandbox_spec(spec, {}, 0.0)
+    except ConfigError as error:
+        field = {"workdir": "spec.workingDir", "env": "spec.env"}.get(error.field or "", f"spec.resources.{error.field}")
+        raise Refusal("Invalid", error.message, causes=[Cause(field, "FieldValueInvalid", error.message)]) from error
+
+
+def sandbox_spec(spec: Mapping[str, Any], env: Mapping[str, str], age_s: float) -> SandboxSpec:
+    """The sandbox layer's spec. Limits of time and money are the server's to watch; here they are only a backstop."""
+    resources = spec["resources"]
+    life_s = max(1.0, parse_duration(spec["lifecycle"]["maxLifetime"]) - age_s)
+    return SandboxSpec(
+        cpu=parse_cpu(resources["cpu"], field="cpu"),
+        memory_bytes=parse_bytes(resources["memory"], field="memory"),
+        disk_bytes=parse_bytes(resources["disk"], field="disk"),
+        timeout_s=life_s + _BACKSTOP_S,
+        idle_timeout_s=_NEVER_S,
+        env=dict(env),
+        workdir=spec["workingDir"],
+    )
+
+
+async def create(spec: SandboxSpec, name: str, labels: Mapping[str, str]) -> Sandbox:
+    """A live sandbox. Raises SandboxError."""
+    return await Sandbox.from_spec.aio(spec, name=name, labels=labels, server="")
+
+
+def snapshot(sandbox: Sandbox | None, image: Mapping[str, Any]) -> None:
+    """An image of a sandbox's file system. Raises Refusal: the sandbox layer has no snapshots yet."""
+    field = next((name for name in ("fromSandbox", "dockerfile", "base") if name in image), "fromSandbox")
+    message = f"this server makes no images yet; start from {DEFAULT_IMAGE}"
+    raise Refusal("Unsupported", message, causes=[Cause(f"spec.{field}", "FieldValueNotSupported", message)])
+
+
+def kept_folder(workdir: str) -> str:
+    """What survives a stop: /workspace, or the working folder when that lies elsewhere."""
+    return WORKSPACE if workdir == WORKSPACE or workdir.startswith(WORKSPACE + "/") else workdir
+
+
+async def save(sandbox: Sandbox, target: Path) -> int:
+    """Writes the kept folder to `target`, whole or not at all, and returns its size. Nothing may run in the sandbox any more.
+
+    The archive is made by the sandbox's own tar and is never unpacked outside a sandbox: its names are whatever ran there chose.
+    """
+    folder = kept_folder(sandbox.spec.workdir)
+    process = await sandbox.exec.aio(
+        *("tar", "-C", folder, "--format=posix", "--numeric-owner", "--sparse", "-cf", "-", "."),
+        workdir="/",
+        user=_keeper(sandbox),
+        text=False,
+        max_output=_UNREAD,
+    )
+    most, written = sandbox.spec.disk_bytes * 2 + _OVERHEAD, 0
+    partial = target.with_suffix(".partial")
+    partial.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        async with asyncio.timeout(_SAVE_S):
+            with os.fdopen(os.open(partial, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600), "wb") as file:
+                async for piece in process.stdout:
+                    assert isinstance(piece, bytes)
+                    written += len(piece)
+                    if written > most:
+                        raise SandboxFileError(27, "the kept folder is larger than the sandbox's disk", folder)
+                    await asyncio.to_thread(file.write, piece)
+                code = await process.wait.aio()
+                await asyncio.to_thread(_to_disk, file)
+        if code != 0 or process.stdout.truncated:
+            said = inert((await process.stderr.read_bytes.aio()).decode("utf-8", "replace"), limit=300)
+            raise SandboxFileError(5, f"tar ended with {code}: {said}", folder)
+        partial.rename(target)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        with contextlib.suppress(SandboxError):
+            await process.kill.aio()
+        raise
+    return written
+
+
+async def restore(sandbox: Sandbox, source: Path) -> None:
+    """Puts a saved folder back into a fresh sandbox. Raises SandboxError, OSError, TimeoutError."""
+    folder = kept_folder(sandbox.spec.workdir)
+    process = await sandbox.exec.aio(
+        *("tar", "-C", folder, "--numeric-owner", "-xpf", "-"), workdir="/", user=_keeper(sandbox), stdin=PIPE, text=False
+    )
+    async with asyncio.timeout(_SAVE_S):
+        with source.open("rb") as file:
+            while data := await asyncio.to_thread(file.read, _CHUNK):
+                await process.stdin.write.aio(data)
+        await process.stdin.close.aio()
+        code = await process.wait.aio()
+    if code != 0:
+        said = inert((await process.stderr.read_bytes.aio()).decode("utf-8", "replace"), limit=300)
+        raise SandboxFileError(5, f"tar ended with {code}: {said}", folder)
+
+
+async def give_secrets(sandbox: Sandbox, files: Mapping[str, bytes]) -> None:
+    """Files under /run/secrets that only the sandbox's user can read."""
+    placed = {f"{SECRETS}/{path}": data for path, data in files.items()}
+    await sandbox.write_files.aio(placed, user=_keeper(sandbox))
+    if _keeper(sandbox) == "root":
+        done = await sandbox.run.aio("chown", "-R", "1000:1000", SECRETS, workdir="/", user="root", timeout=_SAVE_S)
+        if done.exit_code != 0:
+            raise SandboxFileError(5, "the secrets' owner could not be set", SECRETS)
+    await sandbox.run.aio("chmod", "0400", *placed, workdir="/", user=_keeper(sandbox), timeout=_SAVE_S)
+
+
+def _to_disk(file: Any) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _keeper(sandbox: Sandbox) -> str:
+    """Who may read and restore every file: the sandbox's root, where there is one."""
+    return "user" if os.geteuid() else "root"

@@ -1,0 +1,185 @@
+"""Running a server. In: settings and keys. Out: a listening API, until a signal; then every sandbox is stopped and saved, within a bound.
+
+The API runs on the sandbox loop, in its thread: a request reaches its sandbox without a thread in between. The main thread only
+waits for signals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import signal
+import socket
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import uvicorn
+
+from sandmill.errors import ConfigError, SandboxError, StoreUnavailable
+from sandmill.sandboxes import loop
+from sandmill.sandboxes.backends.native.node import node
+from sandmill.server.answers import Answers
+from sandmill.server.api.context import LARGEST_FILE, Context
+from sandmill.server.api.protocol import BoundedProtocol
+from sandmill.server.api.routes import application
+from sandmill.server.boxes import Boxes
+from sandmill.server.commands import Commands
+from sandmill.server.events import Events
+from sandmill.server.keys import Keys
+from sandmill.server.offerings import publish
+from sandmill.server.outputs import Outputs
+from sandmill.server.records import Records
+from sandmill.server.secrets import Secrets
+from sandmill.server.settings import Settings
+from sandmill.server.store import Store
+from sandmill.server.tables import Note
+
+_HEARTBEAT_S: Final = 1.0
+_CLOSE_S: Final = 30.0
+_BACKLOG: Final = 1024
+_LARGEST_FRAME: Final = 1 << 20
+_log = logging.getLogger("sandmill.server")
+
+
+def serve(settings: Settings, keys: Keys, announce: Callable[[str], None]) -> None:
+    """Serves until SIGINT or SIGTERM. `announce` is called with the URL once requests are answered.
+
+    Raises ConfigError, StateBusy, StateIncompatible, StoreUnavailable, IsolationUnavailable.
+    """
+    check_address(settings.host, keys)
+    listening = _listen(settings)
+    server = uvicorn.Server(_config(settings))
+    asked: list[int] = []
+
+    def stop(number: int, _: Any) -> None:
+        asked.append(number)
+        server.should_exit = True
+        if len(asked) > 1:
+            server.force_exit = True
+
+    previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        running = asyncio.run_coroutine_threadsafe(_run(settings, keys, listening, server, announce), loop())
+        while True:
+            with contextlib.suppress(TimeoutError):
+                running.result(0.5)
+                return
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def check_address(host: str, keys: Keys) -> None:
+    """Refuses to be reachable from elsewhere before somebody has made a key on purpose. Raises ConfigError."""
+    try:
+        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        raise ConfigError(f"{host!a} is no address to listen at; give an IP address such as 127.0.0.1", field="--host") from None
+    if not loopback and not keys:
+        raise ConfigError(
+            f"{host} can be reached from other machines and this server has no key yet; make one with `sandmill key new NAME`",
+            field="--host",
+        )
+
+
+def _listen(settings: Settings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # accepted ones inherit it; without it an answer may wait 40 ms
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((settings.host, settings.port))
+        listening.listen(_BACKLOG)
+    except OSError as error:
+        listening.close()
+        raise ConfigError(f"cannot listen at {settings.host} port {settings.port}: {error.strerror}", field="--port") from error
+    return listening
+
+
+def _config(settings: Settings) -> uvicorn.Config:
+    return uvicorn.Config(
+        _unready,
+        ssl_certfile=settings.certificate,
+        ssl_keyfile=settings.certificate_key,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        http=BoundedProtocol,
+        ws="websockets-sansio",
+        ws_max_size=_LARGEST_FRAME,
+        ws_ping_interval=20,
+        ws_ping_timeout=60,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=2,
+        server_header=False,
+    )
+
+
+async def _unready(scope: Any, receive: Any, send: Any) -> None:
+    raise RuntimeError("the server is not ready")
+
+
+async def _run(settings: Settings, keys: Keys, listening: socket.socket, server: uvicorn.Server, announce: Callable[[str], None]) -> None:
+    home = asyncio.get_running_loop()
+    await node()  # sweeps what a killed predecessor left, and says at once when this machine cannot isolate
+    store, loaded = Store.open(settings.folder, settings.database, home)
+    try:
+        records = Records(store, loaded)
+        events = Events(records)
+        secrets = Secrets(records, settings.folder)
+        outputs = Outputs(store, home)
+        boxes = Boxes(records, events, secrets, settings)
+        commands = Commands(records, boxes, outputs, settings)
+        on = Context(settings, records, events, secrets, boxes, commands, outputs, Answers(loaded.answers), keys)
+        commands.recover()
+        await boxes.recover(float(loaded.notes.get("alive", time.time())))
+        publish(records, settings.prices)
+        server.config.app = application(on)
+        parts = (boxes.tick(), _beat(store), _announce(server, settings, listening, announce))
+        tasks = [home.create_task(part) for part in parts]
+        broken: list[BaseException] = []
+        for task in tasks:
+            task.add_done_callback(lambda done: _watch(done, server, broken))
+        try:
+            await server.serve(sockets=[listening])
+        finally:
+            for task in tasks:
+                task.cancel()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_CLOSE_S):
+                    await boxes.close()
+                    await commands.settled()
+        if broken:
+            raise broken[0]
+    finally:
+        store.close()
+
+
+def _watch(task: asyncio.Task[None], server: uvicorn.Server, broken: list[BaseException]) -> None:
+    """A part of the server that dies ends the server: without its ticker, say, no sandbox would ever be idle again."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.error("a part of the server has died; the server ends", exc_info=error)
+        broken.append(error)
+        server.should_exit = True
+
+
+async def _beat(store: Store) -> None:
+    """Writes down that the server lives: after a crash, costs are counted until the last beat."""
+    while True:
+        with contextlib.suppress(StoreUnavailable, SandboxError):
+            await store.commit([Note("alive", repr(time.time()))])
+        await asyncio.sleep(_HEARTBEAT_S)
+
+
+async def _announce(server: uvicorn.Server, settings: Settings, listening: socket.socket, announce: Callable[[str], None]) -> None:
+    while not server.started:
+        await asyncio.sleep(0.005)
+    host, port = listening.getsockname()[:2]
+    scheme = "http" if settings.certificate is None else "https"
+    announce(f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}")
+
+
+__all__ = ["LARGEST_FILE", "check_address", "serve"]

@@ -1,0 +1,114 @@
+"""The API against its own description: nothing that is sent makes the server fail, and what it answers is what it says it answers."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import json
+from collections.abc import Iterator
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance
+from server_process import KEY, Server, serving
+
+HEADERS = {"Authorization": f"Bearer {KEY}"}
+EXAMPLES = 12
+
+
+@pytest.fixture(scope="module")
+def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server of its own, with few sandboxes allowed: a fuzzer makes many."""
+    with serving(tmp_path_factory.mktemp("fuzz"), "--max-running", "20") as server:
+        yield server
+
+
+def described(server: Server) -> schemathesis.BaseSchema:
+    """The document, with what is asked for narrowed to what this machine can have; what is refused for that is tested elsewhere."""
+    document = server.ask("GET", "/openapi/v3/apis/nodus.dev/v1").json
+    schemas = copy.deepcopy(document["components"]["schemas"])
+    spec = schemas["dev.nodus.v1.Sandbox"]["properties"]["spec"]["properties"]
+    spec["image"] = {"type": "string", "enum": ["nodus/agent-tools"]}
+    spec["workingDir"] = {"type": "string", "enum": ["/workspace", "/home/user/x"]}
+    spec["network"]["properties"]["egress"]["properties"]["policy"]["enum"] = ["Deny"]
+    spec["secrets"]["maxItems"] = 0
+    for resources, words in (("memory", ["64Mi", "128Mi"]), ("disk", ["16Mi", "1Gi"]), ("cpu", ["1", "500m"])):
+        spec["resources"]["properties"][resources] = {"type": "string", "enum": words}
+    for name, words in (("idleTimeout", ["0s", "5m"]), ("maxLifetime", ["1h", "24h"])):
+        spec["lifecycle"]["properties"][name] = {"type": "string", "enum": words}
+    for variables in (spec["env"], schemas["dev.nodus.v1.Process"]["properties"]["spec"]["properties"]["env"]):
+        del variables["items"]["properties"]["valueFrom"]
+    command = schemas["dev.nodus.v1.Process"]["properties"]["spec"]["properties"]
+    command["command"] = {"type": "array", "minItems": 1, "items": {"type": "string", "enum": ["true", "echo", "cat", "-x", "\u00e9"]}}
+    for values in ("data", "stringData"):
+        schemas["dev.nodus.v1.Secret"]["properties"]["spec"]["properties"][values]["additionalProperties"] = {
+            "type": "string",
+            "enum": ["", "aGk=", "*"],
+        }
+    for kind in ("Sandbox", "Secret", "Image", "Process"):
+        meta = schemas[f"dev.nodus.v1.{kind}"]["properties"]["metadata"]["properties"]
+        meta["name"] = meta["generateName"] = {"type": "string", "enum": ["a", "b", "fz"]}
+        meta["namespace"] = {"type": "string", "enum": ["default"]}
+        del meta["resourceVersion"]
+    document["components"]["schemas"] |= {f"{name}.Asked": schema for name, schema in schemas.items()}
+    for path in document["paths"].values():
+        for operation in path.values():
+            for content in operation.get("requestBody", {}).get("content", {}).values() if isinstance(operation, dict) else ():
+                if "$ref" in content["schema"]:
+                    content["schema"] = {"$ref": content["schema"]["$ref"] + ".Asked"}
+    for path in document["paths"].values():  # one project and few names, so that objects are met again
+        for parameter in path.get("parameters", ()):
+            parameter["schema"] = {
+                "type": "string",
+                "enum": ["default"] if parameter["name"] == "namespace" else ["a", "b", "sb-a-1", "sb-b-1"],
+            }
+    return schemathesis.openapi.from_dict(document)
+
+
+def furnish(server: Server) -> None:
+    """Objects of the names that requests use."""
+    for name in ("a", "b"):
+        if server.ask("GET", f"sandboxes/{name}").status == 404:
+            server.ask("POST", "sandboxes", {"metadata": {"name": name}, "spec": {"resources": {"memory": "64Mi", "disk": "16Mi"}}})
+            server.ask("POST", f"sandboxes/{name}/processes", {"spec": {"command": ["cat"], "stdin": True}})
+            server.ask("PUT", f"sandboxes/{name}/files?path=0", b"0")
+        server.ask("POST", "secrets", {"metadata": {"name": name}, "spec": {"stringData": {"k": "v"}}})
+
+
+def test_no_input_makes_it_fail(fuzzed: Server) -> None:
+    schema = described(fuzzed)
+    schema.config.update(base_url=fuzzed.url)
+    operations = [result.ok() for result in schema.get_all_operations()]
+    assert len(operations) > 30
+    calm = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large, HealthCheck.large_base_example]
+    tried: collections.Counter[tuple[str, int]] = collections.Counter()
+
+    for mode in (schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE):
+        for operation in operations:
+            strategy = operation.as_strategy(generation_mode=mode)
+
+            @settings(
+                max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=calm, phases=[Phase.generate], derandomize=True
+            )
+            @given(case=strategy)
+            def attempt(case: schemathesis.Case) -> None:
+                furnish(fuzzed)
+                answer = case.call(headers=HEADERS, timeout=30)
+                tried[(case.operation.label, answer.status_code)] += 1
+                case.validate_response(answer, checks=[not_a_server_error, response_schema_conformance, content_type_conformance])
+
+            attempt()
+    assert tried.total() > 300
+    succeeded = {label for label, status in tried if status < 300}
+    assert len(succeeded) > 0.6 * len(operations), sorted({label for label, _ in tried} - succeeded)
+    assert fuzzed.ask("GET", "/readyz").status == 200
+
+
+def test_what_is_described_is_what_is_served(server: Server) -> None:
+    document = server.ask("GET", "/openapi/v3/apis/nodus.dev/v1").json
+    listed = {resource["name"] for resource in server.ask("GET", "/apis/nodus.dev/v1").json["resources"]}
+    assert {path.rstrip("/").split("/")[-1] for path in document["paths"]} >= {name for name in listed if "/" not in name}
+    golden = json.dumps(document["components"]["schemas"]["dev.nodus.v1.Sandbox"])
+    assert "idleTimeout" in golden
