@@ -11,7 +11,7 @@ import errno
 import logging
 import os
 from collections.abc import AsyncIterator, Mapping
-from typing import TYPE_CHECKING, Final, Self, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, Self, cast
 
 from sandmill.errors import ExecFailed, ImageError, SandboxError, SandboxGone
 from sandmill.sandboxes.backends.native import wire
@@ -20,7 +20,7 @@ from sandmill.sandboxes.dual import dual, in_thread
 from sandmill.sandboxes.images import HOST, Image, Use, settle, store
 from sandmill.sandboxes.images.merging import merged
 from sandmill.sandboxes.images.store import KEPT
-from sandmill.sandboxes.images.written import seal
+from sandmill.sandboxes.images.written import digest, seal
 from sandmill.sandboxes.lifetime import Lifetime
 from sandmill.sandboxes.spec import Continuity, SandboxSpec
 
@@ -45,6 +45,7 @@ class Preserving:
     _image: Image = HOST
     _use: Use | None = None
     _frozen = False
+    _last: Sealed | None = None
     _copying: asyncio.Lock | None = None
 
     def _live(self) -> Agent:
@@ -84,7 +85,7 @@ class Preserving:
         """
         if n < 1:
             raise ImageError(f"a sandbox can be forked into one or more, not {n}")
-        image, use = await self._seal(self._live(), fleeting=True)
+        image, use = await self._seal(self._live())
         spec = settle(self.spec, image)
         room = asyncio.Semaphore(_FORKING_AT_ONCE)
         made: list[Sandbox] = []
@@ -174,6 +175,13 @@ class Preserving:
             self.kept = None
             await in_thread(lambda: store().unname(KEPT + self.id))
 
+    async def let_go(self) -> None:
+        """Its end: the layers that it held may go."""
+        uses = [use for use in (self._use, self._last.use if self._last else None) if use is not None]
+        self._use = self._last = None
+        for use in uses:
+            await in_thread(use.release)
+
     async def _await_copy(self) -> None:
         async with self._alone():
             if self._frozen:
@@ -185,7 +193,7 @@ class Preserving:
     async def _revive(self, spec: SandboxSpec, image: Image, use: Use | None) -> None:
         raise NotImplementedError
 
-    async def _seal(self, agent: Agent, *, fleeting: bool = False) -> tuple[Image, Use]:
+    async def _seal(self, agent: Agent) -> tuple[Image, Use]:
         """An image of its files, pinned. Not recorded in the store."""
         self.lifetime.enter()
         try:
@@ -193,7 +201,13 @@ class Preserving:
                 written = await self._answer(agent, wire.WRITTEN)
                 if written < 0:
                     raise ImageError(f"sandbox {self.name} did not hand out its files")
-                return await in_thread(lambda: _sealed(written, self._image, fleeting=fleeting))
+                last = self._last
+                sealed = await in_thread(lambda: _sealed(written, self._image, last))
+                if sealed is not last:
+                    self._last = sealed
+                    if last is not None:
+                        await in_thread(last.use.release)
+                return sealed.image, sealed.use.share()
         finally:
             self.lifetime.leave()
 
@@ -230,17 +244,29 @@ class Preserving:
             raise SandboxError(f"sandbox {self.name} did not answer within {_FREEZE_S:.0f} s") from None
 
 
-def _sealed(written: int, image: Image, *, fleeting: bool) -> tuple[Image, Use]:
-    """In a thread of its own: copying is all disk. `written` is closed."""
+class Sealed(NamedTuple):
+    """What a sandbox's files were when last looked at: the digest of what it wrote, the image with that, and a hold on it."""
+
+    written: str
+    image: Image
+    use: Use
+
+
+def _sealed(written: int, image: Image, last: Sealed | None) -> Sealed:
+    """In a thread of its own: copying is all disk. `written` is closed. The last sealing again, if nothing changed since: then files are
+    only read, and making the same files again and again is what a disk likes least.
+    """
     place = store()
     try:
+        if last is not None and digest(written) == last.written:
+            return last
         sealed = seal(written, image, place)
     finally:
         os.close(written)
     flat = sealed
     try:
         flat = merged(sealed, place)
-        return flat, place.use(flat, fleeting=fleeting)
+        return Sealed(sealed.layers[-1], flat, place.use(flat, fleeting=True))
     finally:
         place.unpin(sealed.layers[-1])
         if flat is not sealed:

@@ -360,9 +360,8 @@ class Sandbox(Preserving):
         if self._agent is not None:
             self._agent.close(self._gone)
         self._node.registry.remove(self.id)
-        if self._use is not None:
-            use, self._use = self._use, None
-            await asyncio.get_running_loop().run_in_executor(None, use.release)
+        if self._use is not None or self._last is not None:
+            await self.let_go()
 
     async def _end_commands(self, agent: Agent) -> None:
         """Kills what runs and gives each command a moment to hand over its output."""
