@@ -177,10 +177,15 @@ class Preserving:
 
     async def let_go(self) -> None:
         """Its end: the layers that it held may go."""
-        uses = [use for use in (self._use, self._last.use if self._last else None) if use is not None]
-        self._use = self._last = None
-        for use in uses:
+        use, self._use = self._use, None
+        if use is not None:
             await in_thread(use.release)
+        await self._let_go_of_last()
+
+    async def _let_go_of_last(self) -> None:
+        last, self._last = self._last, None
+        if last is not None:
+            await in_thread(last.use.release)
 
     async def _await_copy(self) -> None:
         async with self._alone():
@@ -201,15 +206,20 @@ class Preserving:
                 written = await self._answer(agent, wire.WRITTEN)
                 if written < 0:
                     raise ImageError(f"sandbox {self.name} did not hand out its files")
-                last = self._last
-                sealed = await in_thread(lambda: _sealed(written, self._image, last))
-                if sealed is not last:
-                    self._last = sealed
-                    if last is not None:
-                        await in_thread(last.use.release)
+                sealed = await in_thread(lambda: self._seal_again(written))
                 return sealed.image, sealed.use.share()
         finally:
             self.lifetime.leave()
+            if not self.alive:  # it ended meanwhile, and let go of what it held then
+                await self._let_go_of_last()
+
+    def _seal_again(self, written: int) -> Sealed:
+        """In a thread of its own. What it came to is held from here on, whether or not anyone still waits for it."""
+        last = self._last
+        self._last = sealed = _sealed(written, self._image, last)
+        if last is not None and last is not sealed:
+            last.use.release()
+        return sealed
 
     @contextlib.asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:
@@ -253,7 +263,7 @@ class Sealed(NamedTuple):
 
 
 def _sealed(written: int, image: Image, last: Sealed | None) -> Sealed:
-    """In a thread of its own: copying is all disk. `written` is closed. The last sealing again, if nothing changed since: then files are
+    """Copying is all disk. `written` is closed. The last sealing again, if nothing changed since: then files are
     only read, and making the same files again and again is what a disk likes least.
     """
     place = store()

@@ -117,7 +117,7 @@ class _Build:
         if named[0] == "scratch":
             raise instruction.refuse("an empty image has nothing to run; the nearest base is host")
         try:
-            self.image, use = await in_thread(lambda: obtain(named[0], store()))
+            self.image, use = await in_thread(lambda: obtain(named[0], store()), lambda pair: pair[1].release())
         except ImageError as error:
             raise instruction.refuse(str(error)) from error
         self._uses.append(use)
