@@ -106,7 +106,7 @@ static char *take_words(char *at, const char *end, char **words, uint32_t count)
 
 static int parse_command(const struct agent_request *request, const struct message *message, struct command *command) {
     char *at = (char *)message->payload, *end = at + message->payload_bytes, *cwd[2];
-    *command = (struct command){.id = request->id, .uid = request->uid, .flags = request->flags, .max_output = request->max_output};
+    *command = (struct command){.id = request->id, .who = request->who, .flags = request->flags, .max_output = request->max_output};
     bool capture = request->flags & EXEC_CAPTURE;
     if (!request->first || request->first > MOST_WORDS || request->second > MOST_WORDS) return E2BIG;
     if (request->stdin_bytes > message->payload_bytes || (!capture && message->fd_count != 3)) return EBADMSG;
@@ -220,7 +220,7 @@ static void use_path(const struct agent_request *request, const struct message *
     int fd = -1, error = EBADMSG;
     const char *path = (const char *)message->payload;
     if (message->payload_bytes && path[message->payload_bytes - 1] == 0 && path[0] == '/') {
-        error = filesystem_identity(request->uid) ? errno : act_on_path(request, path, &fd);
+        error = filesystem_identity(UID_OF(request->who), GID_OF(request->who)) ? errno : act_on_path(request, path, &fd);
         own_identity();
     }
     reply(request, error, 0, fd);
@@ -234,14 +234,14 @@ static void remove_folder(const struct agent_request *request, const struct mess
     pid_t pid = fork();
     if (pid < 0) return reply(request, errno, 0, -1);
     if (pid > 0) return;
-    int error = filesystem_identity(request->uid) || remove_tree(path) ? errno : 0;
+    int error = filesystem_identity(UID_OF(request->who), GID_OF(request->who)) || remove_tree(path) ? errno : 0;
     reply(request, error, 0, -1);
     _exit(0);
 }
 
 static void write_batch(const struct agent_request *request, const struct message *message) {
     struct batch_result result = {.error = EPERM};
-    if (!filesystem_identity(request->uid)) result = batch_unpack(message->payload, message->payload_bytes);
+    if (!filesystem_identity(UID_OF(request->who), GID_OF(request->who))) result = batch_unpack(message->payload, message->payload_bytes);
     own_identity();
     struct agent_reply answer = {.op = AGENT_WRITE, .id = request->id, .status = result.error};
     wire_send(channel, &answer, sizeof answer, result.path, strlen(result.path), -1);

@@ -127,7 +127,7 @@ static int find_folder(const char *path) {
 
 /* Inside the new root: makes the folders of `path` that are missing, through whatever links the image has. What was there already
  * keeps its owner. */
-const char *layers_make_workdir(const char *path, uint32_t uid) {
+const char *layers_make_workdir(const char *path, uint32_t who) {
     char part[PATH_MAX];
     int above = find_folder("/"), here = -1;
     if (strlen(path) >= sizeof part) return errno = ENAMETOOLONG, "workdir";
@@ -142,7 +142,7 @@ const char *layers_make_workdir(const char *path, uint32_t uid) {
         }
         close(above);
         above = here;
-        if (here >= 0 && made && !path[end] && uid && fchown(here, uid, uid)) return close(here), "workdir";
+        if (here >= 0 && made && !path[end] && who && fchown(here, UID_OF(who), GID_OF(who))) return close(here), "workdir";
         if (!path[end]) break;
     }
     if (above < 0) return "workdir";

@@ -115,9 +115,9 @@ static int put_statistics(void) { /* what ps and top insist on reading, with the
 }
 
 static int fill_skeleton(const struct node *node, const struct message *skeleton) {
-    filesystem_identity(node->uid_base);
+    filesystem_identity(node->uid_base, node->uid_base);
     struct batch_result result = batch_unpack(skeleton->payload, skeleton->payload_bytes);
-    filesystem_identity(0);
+    filesystem_identity(0, 0);
     if (result.error) return errno = result.error, -1;
     return node->rootless ? 0 : chown("/skeleton/home/user", node->uid_base + 1000, node->uid_base + 1000);
 }
@@ -165,11 +165,11 @@ static const char *mask_proc(uint64_t memory_bytes) {
     return NULL;
 }
 
-static const char *make_workdir(const char *workdir, uint32_t uid) {
+static const char *make_workdir(const char *workdir, uint32_t who) {
     char path[PATH_MAX];
     if ((size_t)snprintf(path, sizeof path, "/new%s", workdir) >= sizeof path) return errno = ENAMETOOLONG, "workdir";
     if (make_parents(path) || (mkdir(path, 0755) && errno != EEXIST)) return "workdir";
-    return uid && chown(path, uid, uid) ? "workdir" : NULL;
+    return who && chown(path, UID_OF(who), GID_OF(who)) ? "workdir" : NULL;
 }
 
 static int mount_root(const struct root *root) {
@@ -212,9 +212,9 @@ const char *mounts_enter_sandbox(uint64_t disk_bytes, uint64_t memory_bytes, str
     if (bind("/scratch/shm", "dev/shm", 0)) return "dev/shm";
     if (mount("proc", "proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL)) return "proc";
     if ((failed = mask_proc(memory_bytes))) return failed;
-    if (!root->layers && (failed = make_workdir(root->workdir, root->uid))) return failed;
+    if (!root->layers && (failed = make_workdir(root->workdir, root->who))) return failed;
     root->written = open("/scratch/upper", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (root->written < 0 || syscall(SYS_pivot_root, ".", ".")) return "pivot_root";
     if (umount2(".", MNT_DETACH) || chdir("/")) return "leaving the node's tree";
-    return root->layers ? layers_make_workdir(root->workdir, root->uid) : NULL;
+    return root->layers ? layers_make_workdir(root->workdir, root->who) : NULL;
 }

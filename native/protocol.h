@@ -29,6 +29,10 @@ enum {
     CREATE_ON_HOST = 2048,        /* CREATE_IMAGE: the layers lie above this machine's own base */
 };
 
+/* Who: a uid inside the sandbox in the lower half, its gid in the upper. */
+#define UID_OF(who) ((who) & 0xffff)
+#define GID_OF(who) ((who) >> 16)
+
 /* ---- host -> warden ---- */
 enum { WARDEN_SETUP = 1, WARDEN_CREATE, WARDEN_DESTROY, WARDEN_HURRY /* no answer */ };
 
@@ -38,7 +42,7 @@ struct warden_request {
     uint32_t cpu_us;                   /* CREATE, HURRY: cpu time per 100 ms, 0: no quota */
     uint32_t processes;                /* CREATE */
     uint32_t slot;                     /* DESTROY, HURRY */
-    uint32_t uid;                      /* CREATE: owner of workdir and files; uid of commands */
+    uint32_t who;                      /* CREATE: owner of workdir and files (below); who commands run as */
 };
 
 /* SETUP's payload is a batch (below) that fills the skeleton. CREATE's payload is the workdir, NUL, then a batch of files; with
@@ -64,7 +68,7 @@ enum { AGENT_READY = 1, AGENT_EXEC, AGENT_SIGNAL, AGENT_KILL_TREE, AGENT_KILL_AL
 
 struct agent_request {
     uint32_t op, id, flags, payload_bytes;
-    uint32_t uid;             /* who acts: EXEC, OPEN, WRITE, REMOVE, MKDIR */
+    uint32_t who;             /* who acts: EXEC, OPEN, WRITE, REMOVE, MKDIR */
     uint32_t first, second;   /* EXEC: argc, envc. SIGNAL: number. OPEN: open(2) flags, mode. MKDIR: -, mode */
     uint32_t stdin_bytes;     /* EXEC_CAPTURE: bytes at the end of the payload fed to standard input */
     uint64_t max_output;      /* EXEC_CAPTURE: bytes kept per stream */

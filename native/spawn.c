@@ -33,7 +33,7 @@ static const char *enter(const struct node *node, const struct warden_request *r
     if ((failed = join_cgroups(node, group))) return failed;
     if (!node->rootless && (setgroups(0, NULL) || setresgid(0, 0, 0) || setresuid(0, 0, 0))) return "identity";
     umask(022);
-    root->uid = node->rootless ? 0 : request->uid;
+    root->who = node->rootless ? 0 : request->who;
     if ((failed = mounts_enter_sandbox(request->disk_bytes, request->memory_bytes, root))) return failed;
     if (sethostname("sandbox", 7)) return "hostname";
     if (node->rootless && (failed = network_raise_loopback())) return failed;
@@ -54,8 +54,8 @@ static const char *enter_network(const struct warden_request *request, const str
     return (*network = network_enter()) < 0 ? "network namespace" : NULL;
 }
 
-static struct batch_result place_files(uint32_t uid, const unsigned char *payload, size_t bytes) {
-    if (filesystem_identity(uid)) return (struct batch_result){.error = errno};
+static struct batch_result place_files(uint32_t who, const unsigned char *payload, size_t bytes) {
+    if (filesystem_identity(UID_OF(who), GID_OF(who))) return (struct batch_result){.error = errno};
     struct batch_result result = batch_unpack(payload, bytes);
     own_identity();
     return result;
@@ -111,7 +111,7 @@ _Noreturn static void child(const struct node *node, const struct warden_request
         ready.status = errno;
         text = failed;
     } else {
-        files = place_files(request->uid, message->payload + head_bytes, message->payload_bytes - head_bytes);
+        files = place_files(request->who, message->payload + head_bytes, message->payload_bytes - head_bytes);
         ready.status = files.error;
         text = files.path;
     }
@@ -121,12 +121,12 @@ _Noreturn static void child(const struct node *node, const struct warden_request
     agent_serve(3, 4);
 }
 
-static int write_maps(const struct node *node, uint32_t uid, pid_t pid) {
+static int write_maps(const struct node *node, uint32_t who, pid_t pid) {
     char path[64], map[64];
-    if (node->rootless) snprintf(map, sizeof map, "%u 0 1", uid);
-    else snprintf(map, sizeof map, "0 %u 65536", node->uid_base);
+    snprintf(map, sizeof map, "0 %u 65536", node->uid_base);
     static const char *const files[] = {"setgroups", "gid_map", "uid_map"};
     for (size_t i = node->rootless ? 0 : 1; i < COUNT(files); i++) {
+        if (node->rootless) snprintf(map, sizeof map, "%u 0 1", i == 1 ? GID_OF(who) : UID_OF(who));
         snprintf(path, sizeof path, "/proc/%d/%s", pid, files[i]);
         if (write_text(AT_FDCWD, path, i ? map : "deny")) return -1;
     }
@@ -175,7 +175,7 @@ void spawn_sandbox(struct node *node, const struct warden_request *request, cons
             network_leave();
             errno = error;
         }
-        if (!failed && write_maps(node, request->uid, (pid_t)pid)) failed = "id maps";
+        if (!failed && write_maps(node, request->who, (pid_t)pid)) failed = "id maps";
         if (!failed && write(go[1], "", 1) != 1) failed = "start";
         int error = errno;
         cgroup_close(&group);

@@ -87,7 +87,7 @@ struct root {                 /* what a sandbox's root is made of */
     const char *layers;       /* names of layers, NULL: this machine's own base */
     bool on_host;             /* the layers lie above that base */
     const char *workdir;
-    uint32_t uid;             /* its owner */
+    uint32_t who;             /* its owner */
     int written;              /* out: the folder of all that the sandbox writes */
 };
 const char *mounts_enter_sandbox(uint64_t disk_bytes, uint64_t memory_bytes, struct root *root);
@@ -97,7 +97,7 @@ void layers_hold(const struct node *node);
 const char *layers_attach(const struct node *node);
 const char *layers_option(const char *layers, bool on_skeleton, char *option, size_t room);
 const char *layers_mount_points(void);
-const char *layers_make_workdir(const char *path, uint32_t uid);
+const char *layers_make_workdir(const char *path, uint32_t who);
 
 /* freeze.c */
 void freeze_processes(void);
@@ -109,9 +109,9 @@ int filter_install(void);
 
 /* privileges.c */
 int privileges_reduce_agent(const struct node *node, const struct warden_request *limits);
-int privileges_become(uint32_t uid);
+int privileges_become(uint32_t uid, uint32_t gid);
 int privileges_bind_to_parent(void);
-int filesystem_identity(uint32_t uid);
+int filesystem_identity(uint32_t uid, uint32_t gid);
 void own_identity(void);
 
 /* spawn.c */
@@ -139,7 +139,7 @@ struct job {
     uint32_t id;
 };
 struct command {
-    uint32_t id, uid, flags;
+    uint32_t id, who, flags;
     char *cwd, **argv, **env;
     const unsigned char *input;
     size_t input_bytes;

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 AS_NOBODY = """
-import asyncio, json, logging, os, shutil, subprocess, sys, time
+import asyncio, concurrent.futures.thread, json, logging, os, shutil, subprocess, sys, time
 import sandmill.sandboxes
 from sandmill.sandboxes import Egress, Sandbox, list_sandboxes, probe
 os.setgroups([]); os.setresgid(54321, 54321, 54321); os.setresuid(54321, 54321, 54321)

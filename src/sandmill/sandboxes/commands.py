@@ -41,21 +41,24 @@ class Commands:
         # A foreign image need not have bash, and then naming it would mislead.
         self._base = _BASE_ENV if image.on_host else {name: value for name, value in _BASE_ENV.items() if name != "SHELL"}
         own = image.account
-        self._users = {"root": (0, {"HOME": "/root", "USER": "root"}), "user": (own.uid, {"HOME": own.home, "USER": own.name})}
+        self._users = {
+            "root": (0, {"HOME": "/root", "USER": "root"}),
+            "user": (wire.identity(own.uid, own.gid), {"HOME": own.home, "USER": own.name}),
+        }
         self._users.setdefault(own.name, self._users["user"])
         self._env = {user: _block(self._base | extra | dict(spec.env)) for user, (_, extra) in self._users.items()}
         self._workdir = wire.encode(spec.workdir)
 
-    def uid(self, user: str) -> int:
-        """The uid inside the sandbox of `user`, `root`, the image's own user or a number. Raises ConfigError, ExecFailed."""
-        uid = self._user(user)[0]
-        if uid != self._users["user"][0] and self._rootless:
+    def who(self, user: str) -> int:
+        """`user`, `root`, the image's own user or a number (its group's too), as wire.identity. Raises ConfigError, ExecFailed."""
+        who = self._user(user)[0]
+        if who != self._users["user"][0] and self._rootless:
             raise ExecFailed(errno.EPERM, "there is no in-sandbox root when Sandmill itself runs without root")
-        return uid
+        return who
 
     def _user(self, user: str) -> tuple[int, Mapping[str, str]]:
         if user not in self._users and user.isascii() and user.isdecimal() and int(user) < _MOST_IDS:
-            return int(user), {"HOME": "/", "USER": user}
+            return wire.identity(int(user), int(user)), {"HOME": "/", "USER": user}
         if user not in self._users:
             raise ConfigError(f"user must be 'user' or 'root' (inside the sandbox) or a number, not {user!r}", field="user")
         return self._users[user]
@@ -74,7 +77,7 @@ class Commands:
         fds: tuple[int, ...] = (),
     ) -> wire.Message:
         """The message that starts it under `id`. Raises ExecFailed for what execve could not carry, ConfigError for a wrong option."""
-        uid = self.uid(user)
+        who = self.who(user)
         words = [wire.encode(word) for word in argv]
         if not words or any(b"\0" in word for word in words):
             raise ExecFailed(errno.EINVAL, "a command needs a program, and no argument may contain NUL")
@@ -94,7 +97,7 @@ class Commands:
             id,
             payload,
             flags=flags,
-            uid=uid,
+            who=who,
             first=len(words),
             second=count,
             stdin_bytes=len(stdin),

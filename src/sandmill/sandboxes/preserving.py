@@ -11,16 +11,16 @@ import errno
 import logging
 import os
 from collections.abc import AsyncIterator, Mapping
-from typing import TYPE_CHECKING, Final, Self, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, Self, cast
 
 from sandmill.errors import ExecFailed, ImageError, SandboxError, SandboxGone
 from sandmill.sandboxes.backends.native import wire
 from sandmill.sandboxes.backends.native.agent import Agent
 from sandmill.sandboxes.dual import dual, in_thread
-from sandmill.sandboxes.images import Image, Use, settle, store
+from sandmill.sandboxes.images import HOST, Image, Use, settle, store
 from sandmill.sandboxes.images.merging import merged
 from sandmill.sandboxes.images.store import KEPT
-from sandmill.sandboxes.images.written import seal
+from sandmill.sandboxes.images.written import digest, seal
 from sandmill.sandboxes.lifetime import Lifetime
 from sandmill.sandboxes.spec import Continuity, SandboxSpec
 
@@ -40,12 +40,13 @@ class Preserving:
     labels: Mapping[str, str]
     spec: SandboxSpec
     lifetime: Lifetime
-    kept: Image | None
+    kept: Image | None = None
     """After a stop that kept its files: the image they are in, `stopped/<id>` in the store."""
-    _image: Image
-    _use: Use | None
-    _frozen: bool
-    _copying: asyncio.Lock | None
+    _image: Image = HOST
+    _use: Use | None = None
+    _frozen = False
+    _last: Sealed | None = None
+    _copying: asyncio.Lock | None = None
 
     def _live(self) -> Agent:
         raise NotImplementedError
@@ -84,7 +85,7 @@ class Preserving:
         """
         if n < 1:
             raise ImageError(f"a sandbox can be forked into one or more, not {n}")
-        image, use = await self._seal(self._live(), fleeting=True)
+        image, use = await self._seal(self._live())
         spec = settle(self.spec, image)
         room = asyncio.Semaphore(_FORKING_AT_ONCE)
         made: list[Sandbox] = []
@@ -113,7 +114,7 @@ class Preserving:
         """
         async with self._alone():
             if not self._frozen:
-                await self._ask(self._live(), wire.FREEZE)
+                await self._answer(self._live(), wire.FREEZE)
                 self._frozen = True
 
     @dual
@@ -121,7 +122,7 @@ class Preserving:
         """Lets its processes go on. Idempotent. Raises SandboxGone."""
         async with self._alone():
             if self._frozen:
-                await self._ask(self._live(), wire.THAW)
+                await self._answer(self._live(), wire.THAW)
                 self._frozen = False
 
     @dual
@@ -174,6 +175,18 @@ class Preserving:
             self.kept = None
             await in_thread(lambda: store().unname(KEPT + self.id))
 
+    async def let_go(self) -> None:
+        """Its end: the layers that it held may go."""
+        use, self._use = self._use, None
+        if use is not None:
+            await in_thread(use.release)
+        await self._let_go_of_last()
+
+    async def _let_go_of_last(self) -> None:
+        last, self._last = self._last, None
+        if last is not None:
+            await in_thread(last.use.release)
+
     async def _await_copy(self) -> None:
         async with self._alone():
             if self._frozen:
@@ -185,17 +198,28 @@ class Preserving:
     async def _revive(self, spec: SandboxSpec, image: Image, use: Use | None) -> None:
         raise NotImplementedError
 
-    async def _seal(self, agent: Agent, *, fleeting: bool = False) -> tuple[Image, Use]:
+    async def _seal(self, agent: Agent) -> tuple[Image, Use]:
         """An image of its files, pinned. Not recorded in the store."""
         self.lifetime.enter()
         try:
             async with self._alone(), self._still(agent):
-                written = await self._ask(agent, wire.WRITTEN)
+                written = await self._answer(agent, wire.WRITTEN)
                 if written < 0:
                     raise ImageError(f"sandbox {self.name} did not hand out its files")
-                return await in_thread(lambda: _sealed(written, self._image, fleeting=fleeting))
+                sealed = await in_thread(lambda: self._seal_again(written))
+                return sealed.image, sealed.use.share()
         finally:
             self.lifetime.leave()
+            if not self.alive:  # it ended meanwhile, and let go of what it held then
+                await self._let_go_of_last()
+
+    def _seal_again(self, written: int) -> Sealed:
+        """In a thread of its own. What it came to is held from here on, whether or not anyone still waits for it."""
+        last = self._last
+        self._last = sealed = _sealed(written, self._image, last)
+        if last is not None and last is not sealed:
+            last.use.release()
+        return sealed
 
     @contextlib.asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:
@@ -214,14 +238,14 @@ class Preserving:
         if self._frozen:
             yield
             return
-        await self._ask(agent, wire.FREEZE)
+        await self._answer(agent, wire.FREEZE)
         try:
             yield
         finally:
             with contextlib.suppress(SandboxGone):
-                await self._ask(agent, wire.THAW)
+                await self._answer(agent, wire.THAW)
 
-    async def _ask(self, agent: Agent, op: int) -> int:
+    async def _answer(self, agent: Agent, op: int) -> int:
         """The descriptor of the answer, -1 when there is none."""
         try:
             async with asyncio.timeout(_FREEZE_S):
@@ -230,17 +254,29 @@ class Preserving:
             raise SandboxError(f"sandbox {self.name} did not answer within {_FREEZE_S:.0f} s") from None
 
 
-def _sealed(written: int, image: Image, *, fleeting: bool) -> tuple[Image, Use]:
-    """In a thread of its own: copying is all disk. `written` is closed."""
+class Sealed(NamedTuple):
+    """What a sandbox's files were when last looked at: the digest of what it wrote, the image with that, and a hold on it."""
+
+    written: str
+    image: Image
+    use: Use
+
+
+def _sealed(written: int, image: Image, last: Sealed | None) -> Sealed:
+    """Copying is all disk. `written` is closed. The last sealing again, if nothing changed since: then files are
+    only read, and making the same files again and again is what a disk likes least.
+    """
     place = store()
     try:
+        if last is not None and digest(written) == last.written:
+            return last
         sealed = seal(written, image, place)
     finally:
         os.close(written)
     flat = sealed
     try:
         flat = merged(sealed, place)
-        return flat, place.use(flat, fleeting=fleeting)
+        return Sealed(sealed.layers[-1], flat, place.use(flat, fleeting=True))
     finally:
         place.unpin(sealed.layers[-1])
         if flat is not sealed:

@@ -86,7 +86,7 @@ def _warden() -> Finding:
 
 
 async def _try(network: Egress = _NO_NETWORK) -> str:
-    async with await Sandbox.from_spec.aio(msgspec.structs.replace(_CHECK_SPEC, network=network), name="probe") as sandbox:
+    async with await Sandbox.from_spec.aio(msgspec.structs.replace(_CHECK_SPEC, network=network), name="probe", server="") as sandbox:
         done = await sandbox.run.aio("sh", "-c", "id -u; cat /proc/1/environ", timeout=10)
         return done.stdout.decode("utf-8", "replace").strip()
 
@@ -114,7 +114,7 @@ def _network() -> Finding:
 
 
 async def _try_image() -> None:
-    async with await Sandbox.from_spec.aio(_CHECK_SPEC, name="probe") as sandbox:
+    async with await Sandbox.from_spec.aio(_CHECK_SPEC, name="probe", server="") as sandbox:
         for copy in await sandbox.fork.aio(1):
             await copy.terminate.aio()
 

@@ -61,8 +61,7 @@ class Sandbox(Preserving):
         self._ending: asyncio.Task[None] | None = None
         self._egress: EgressProxy | None = None
         self._outside: Outside | None = None
-        self.kept: Image | None = None
-        self._image, self._use, self._frozen, self._copying = image, use, False, None
+        self._image, self._use = image, use
         self._commands = Commands(spec, rootless=owner.rootless, image=image)
 
     @dual_class
@@ -386,9 +385,8 @@ class Sandbox(Preserving):
             with contextlib.suppress(TimeoutError):
                 await self._egress.close()
         self._node.registry.remove(self.id)
-        if self._use is not None:
-            use, self._use = self._use, None
-            await asyncio.get_running_loop().run_in_executor(None, use.release)
+        if self._use is not None or self._last is not None:
+            await self.let_go()
 
     async def _end_commands(self, agent: Agent) -> None:
         """Kills what runs and gives each command a moment to hand over its output."""
@@ -435,7 +433,7 @@ class Sandbox(Preserving):
 
     async def _path_request(self, op: int, path: str, user: str, *, flags: int = 0, first: int = 0, second: int = 0) -> int:
         reply, fd = await self._live().ask(
-            op, absolute(path, self.spec.workdir) + b"\0", flags=flags, uid=self._commands.uid(user), first=first, second=second
+            op, absolute(path, self.spec.workdir) + b"\0", flags=flags, who=self._commands.who(user), first=first, second=second
         )
         if reply.status:
             raise file_error(reply.status, path)
@@ -458,7 +456,7 @@ class Sandbox(Preserving):
 
     async def write_batch(self, payload: bytes, user: str) -> None:
         """Files, folders and links as one batch (wire.py). On the sandbox loop. Raises SandboxFileError naming the first that failed."""
-        reply, _ = await self._live().ask(wire.WRITE, payload, uid=self._commands.uid(user))
+        reply, _ = await self._live().ask(wire.WRITE, payload, who=self._commands.who(user))
         if reply.status:
             raise file_error(reply.status, reply.data.decode("utf-8", "replace"))
 

@@ -64,6 +64,15 @@ def test_env_workdir_and_user_of_the_image_are_respected(archive: Callable[..., 
         box.run("id", user="nobody-knows")
 
 
+def test_the_group_of_the_image_is_respected_by_commands_and_files(archive: Callable[..., str], make: Maker) -> None:
+    box = make(image=archive(User="1234:77"), files={"early": b"x"})
+    box.write("late", b"x")
+    look = "id -u; id -g; touch own; stat -c '%u:%g' own late early ."
+    assert output(box, look).split() == ["1234", "77", *["1234:77"] * 4]
+    box = make(image=archive(User="0:5"))
+    assert output(box, "id -u; id -g; touch own; stat -c '%u:%g' own").split() == ["0", "5", "0:5"]
+
+
 def test_an_image_without_a_user_runs_as_its_root_and_the_caller_may_choose_a_workdir(archive: Callable[..., str], make: Maker) -> None:
     box = make(image=archive(WorkingDir="/srv"), workdir="/usr/src/app")
     assert output(box, "id -u; pwd").split() == ["0", "/usr/src/app"]

@@ -19,7 +19,7 @@ from sandmill.sandboxes.images.image import Account, Image, architecture
 from sandmill.sandboxes.images.importing import obtain
 from sandmill.sandboxes.images.store import Store
 
-PASSWD = Member("etc/passwd", b"root:x:0:0::/root:/bin/sh\napp:x:1234:1234::/srv/app:/bin/sh\nbad line\n")
+PASSWD = Member("etc/passwd", b"root:x:0:0::/root:/bin/sh\napp:x:1234:99::/srv/app:/bin/sh\nbad line\n")
 LOWER = layer(folder("etc"), PASSWD, Member("a", b"lower"))
 UPPER = layer(Member("a", b"upper"))
 
@@ -40,7 +40,7 @@ def test_a_layout_folder(tmp_path: Path, place: Store) -> None:
     image = taken(layout.index(layout.image([LOWER, UPPER], config=inner)), place)
     assert image.env == {"PATH": "/bin", "A": "1=2"}
     assert image.workdir == "/srv/app"
-    assert image.account == Account(name="app", uid=1234, home="/srv/app")
+    assert image.account == Account(name="app", uid=1234, gid=99, home="/srv/app")
     assert not image.on_host
     assert (read(place, image, -2, "a"), read(place, image, -1, "a")) == (b"lower", b"upper")
     assert place.find(image.digest) == image
@@ -220,6 +220,25 @@ def test_a_password_file_that_is_a_link_is_not_followed(tmp_path: Path, place: S
     lower = layer(folder("etc"), Member("etc/passwd", kind=tarfile.SYMTYPE, link="/etc/passwd"))
     with pytest.raises(ImageError, match="has no user"):
         taken(f"docker-archive:{docker_save(tmp_path / 'image.tar', [lower], config={'User': 'daemon'})}", place)
+
+
+@pytest.mark.parametrize(
+    ("user", "uid", "gid"),
+    [
+        ("app", 1234, 99),
+        ("1234", 1234, 99),
+        ("app:7", 1234, 7),
+        ("app:staff", 1234, 50),
+        ("55", 55, 0),
+        ("55:0", 55, 0),
+        ("", 0, 0),
+        ("0:staff", 0, 50),
+    ],
+)
+def test_a_user_and_its_group(tmp_path: Path, place: Store, user: str, uid: int, gid: int) -> None:
+    lower = layer(folder("etc"), PASSWD, Member("etc/group", b"staff:x:50:\nstaff:x:nonsense:\n"))
+    found = taken(f"docker-archive:{docker_save(tmp_path / 'image.tar', [lower], config={'User': user})}", place).account
+    assert (found.uid, found.gid) == (uid, gid)
 
 
 def test_many_members_are_refused(tmp_path: Path, place: Store) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import re
@@ -10,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 
 import msgspec
@@ -132,6 +133,67 @@ def test_a_fork_shares_files_until_it_writes(make: Maker, shared: Store) -> None
             copy.terminate()
     shared.collect()
     assert all(shared.record(layer) is None for copy in copies for layer in copy.image.layers)
+
+
+def test_an_unchanged_sandbox_is_copied_once(make: Maker, shared: Store) -> None:
+    box = make(disk="64Mi")
+    output(box, "head -c 20000000 /dev/urandom > big; mkdir d; ln big d/again; mkfifo d/p; ln -s big l; rm -f /etc/none")
+    ((first,), (second,)) = box.fork(1), box.fork(1)
+    assert first.image == second.image
+    layer = shared.layer_folder(first.image.layers[-1])
+    inode = (layer / "workspace" / "big").stat().st_ino
+    for copy in (first, second):
+        copy.terminate()
+    (third,) = box.fork(1)
+    assert (layer / "workspace" / "big").stat().st_ino == inode
+    box.write("small", b"x")
+    (fourth,) = box.fork(1)
+    assert fourth.read("small") == b"x"
+    assert [entry.name for entry in third.list()] == ["big", "d", "l"]
+    for copy in (box, third, fourth):
+        copy.terminate()
+    assert not layer.exists()
+    assert not list(shared.layer_folder(fourth.image.layers[-1]).glob("*"))
+
+
+def test_a_cancelled_snapshot_and_a_cancelled_creation_hold_nothing(make: Maker, shared: Store) -> None:
+    box = make(disk="64Mi")
+    output(box, "head -c 30000000 /dev/urandom > big")
+    image = box.snapshot_filesystem("tests/cancelled")
+
+    async def cancelled(work: Coroutine[object, object, object], after_s: float) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        await asyncio.sleep(after_s)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    for number in range(6):
+        box.write("changed", str(number).encode())
+        block_on(cancelled(box.snapshot_filesystem.aio(), number * 0.005))
+        block_on(cancelled(Sandbox.create.aio(image=image, memory="64Mi"), 0.0002 * number))
+    assert output(box, "echo alive") == "alive"
+    box.terminate()
+    deadline = time.monotonic() + 5
+    while any(one.in_use for one in shared.list()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not [one for one in shared.list() if one.in_use]
+
+
+def test_an_end_in_the_middle_of_a_snapshot_holds_nothing(make: Maker, shared: Store) -> None:
+    for pause_s in (0.001, 0.01, 0.03):
+        box = make(disk="64Mi")
+        output(box, "head -c 30000000 /dev/urandom > big")
+
+        async def both(box: Sandbox, pause_s: float) -> None:
+            task = asyncio.get_running_loop().create_task(box.snapshot_filesystem.aio())
+            await asyncio.sleep(pause_s)
+            await box.terminate.aio()
+            with contextlib.suppress(SandboxError):
+                await task
+
+        block_on(both(box, pause_s))
+    assert not [one for one in shared.list() if one.in_use]
 
 
 @pytest.mark.parametrize("n", [0, -1])

@@ -19,7 +19,7 @@ async def resolve(spec: SandboxSpec) -> tuple[SandboxSpec, Image, Use | None]:
         return spec, HOST, None
     from sandmill.sandboxes.images.importing import obtain  # reading archives: nothing that a sandbox without an image should wait for
 
-    image, use = await in_thread(lambda: obtain(wanted, store()))
+    image, use = await in_thread(lambda: obtain(wanted, store()), lambda pair: pair[1].release())
     return settle(spec, image), image, use
 
 

@@ -117,7 +117,7 @@ class _Build:
         if named[0] == "scratch":
             raise instruction.refuse("an empty image has nothing to run; the nearest base is host")
         try:
-            self.image, use = await in_thread(lambda: obtain(named[0], store()))
+            self.image, use = await in_thread(lambda: obtain(named[0], store()), lambda pair: pair[1].release())
         except ImageError as error:
             raise instruction.refuse(str(error)) from error
         self._uses.append(use)
@@ -149,11 +149,9 @@ class _Build:
         self.image = msgspec.structs.replace(self.image, workdir=path)
 
     async def _user(self, instruction: Instruction) -> None:
-        name, _, group = " ".join(self._words(instruction)).partition(":")
-        if group and group != name:
-            raise instruction.refuse("a group of another name or number than the user's is not supported; leave it out")
+        named = " ".join(self._words(instruction))
         try:
-            who = await in_thread(lambda: account(name, self.image, store()))
+            who = await in_thread(lambda: account(named, self.image, store()))
         except ImageError as error:
             raise instruction.refuse(str(error)) from error
         self.image = msgspec.structs.replace(self.image, account=who)
@@ -249,7 +247,7 @@ class _Build:
             timeout=limits.timeout_s + 600,
             idle_timeout=limits.timeout_s + 600,
         )
-        async with await Sandbox.from_spec.aio(spec) as sandbox:
+        async with await Sandbox.from_spec.aio(spec, server="") as sandbox:
             outcome = work(sandbox)
             assert asyncio.iscoroutine(outcome)
             await outcome

@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from sandmill.errors import ImageError
+from sandmill.sandboxes.backends.native import wire
 from sandmill.sandboxes.backends.native.node import USER_UID, Base
 from sandmill.sandboxes.dual import dual_class, in_thread
 from sandmill.sandboxes.spec import Egress
@@ -39,6 +40,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str = "user"
     uid: int = USER_UID
+    gid: int = USER_UID
     home: str = "/home/user"
 
 
@@ -64,7 +66,9 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def base(self) -> Base:
         """What the warden is told."""
-        return Base(tuple(folder_name(layer) for layer in reversed(self.layers)), self.on_host, self.account.uid)
+        return Base(
+            tuple(folder_name(layer) for layer in reversed(self.layers)), self.on_host, wire.identity(self.account.uid, self.account.gid)
+        )
 
     @dual_class
     async def build(

@@ -31,6 +31,7 @@ _FLOOR_FILES: Final = {
     "etc/passwd": b"root:x:0:0:root:/root:/bin/sh\n",
     "etc/group": b"root:x:0:\n",
 }
+_IDS: Final = 65536
 _LARGEST_PASSWD: Final = 1 << 20
 _LONGEST_WORKDIR: Final = 1024
 
@@ -141,32 +142,53 @@ def _workdir(found: Found) -> str:
 
 
 def account(user: str, image: Image, store: Store) -> Account:
-    """Who a configuration's `User` is. Raises ImageError for a name that the image does not know."""
-    name = user.split(":")[0].strip()
-    if name in ("", "0", "root"):
-        return Account(name="root", uid=0, home="/root")
+    """Who a configuration's `User`, `NAME[:GROUP]`, is. Raises ImageError for a name that the image does not know."""
+    name, _, group = user.partition(":")
+    who = _user(name.strip(), image, store)
+    return who if not group else msgspec.structs.replace(who, gid=_group(group.strip(), image, store))
+
+
+def _user(name: str, image: Image, store: Store) -> Account:
     if image.on_host and name in ("user", "1000"):
         return Account()
     known = _accounts(image, store)
+    if name in ("", "0", "root"):
+        return known.get("root", Account(name="root", uid=0, gid=0, home="/root"))
     if name in known:
         return known[name]
-    if name.isdecimal() and int(name) < 65536:
-        return next((one for one in known.values() if one.uid == int(name)), Account(name=name, uid=int(name), home="/"))
-    raise ImageError(f"the image has no user {name[:80]!r} in its /etc/passwd; name one that it has, or a number below 65536")
+    if name.isascii() and name.isdecimal() and int(name) < _IDS:
+        return next((one for one in known.values() if one.uid == int(name)), Account(name=name, uid=int(name), gid=0, home="/"))
+    raise ImageError(f"the image has no user {name[:80]!r} in its /etc/passwd; name one that it has, or a number below {_IDS}")
+
+
+def _group(name: str, image: Image, store: Store) -> int:
+    for fields in _table("group", image, store):
+        if fields[0] == name and len(fields) >= 3 and _is_id(fields[2]):
+            return int(fields[2])
+    if _is_id(name):
+        return int(name)
+    raise ImageError(f"the image has no group {name[:80]!r} in its /etc/group; name one that it has, or a number below {_IDS}")
 
 
 def _accounts(image: Image, store: Store) -> dict[str, Account]:
+    return {
+        fields[0]: Account(name=fields[0], uid=int(fields[2]), gid=int(fields[3]), home=fields[5])
+        for fields in reversed(_table("passwd", image, store))
+        if len(fields) >= 6 and _is_id(fields[2]) and _is_id(fields[3]) and fields[5].startswith("/")
+    }
+
+
+def _table(name: str, image: Image, store: Store) -> list[list[str]]:
+    """Lines of the topmost /etc/<name>, in fields. Without one in any layer, that of this machine's base has no more than the defaults."""
     for layer in reversed(image.layers):
-        data = _file(store.layer_folder(layer), ("etc", "passwd"))
-        if data is None:
-            continue
-        found = {}
-        for line in data.decode("utf-8", "replace").splitlines():
-            fields = line.split(":")
-            if len(fields) >= 6 and fields[2].isdecimal() and int(fields[2]) < 65536 and fields[5].startswith("/"):
-                found[fields[0]] = Account(name=fields[0], uid=int(fields[2]), home=fields[5])
-        return found
-    return {}
+        data = _file(store.layer_folder(layer), ("etc", name))
+        if data is not None:
+            return [line.split(":") for line in data.decode("utf-8", "replace").split("\n")]
+    return []
+
+
+def _is_id(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 6 and int(text) < _IDS
 
 
 def _file(folder: Path, parts: tuple[str, str]) -> bytes | None:

@@ -69,17 +69,20 @@ class Use:
         self._layers = layers
         self._fleeting = fleeting
         self._holders = 1
+        self._counting = threading.Lock()
 
     def share(self) -> Use:
         """For one more holder."""
-        self._holders += 1
+        with self._counting:
+            self._holders += 1
         return self
 
     def release(self) -> None:
         """The layers may go as far as this holder is concerned. `fleeting` ones go at once after the last."""
-        self._holders -= 1
-        if self._holders:
-            return
+        with self._counting:
+            self._holders -= 1
+            if self._holders:
+                return
         for layer in self._layers:
             self._store.unpin(layer)
         if self._fleeting:

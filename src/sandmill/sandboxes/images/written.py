@@ -41,8 +41,21 @@ def seal(written: int, image: Image, store: Store) -> Image:
         return sealed
 
 
+def digest(written: int) -> str:
+    """What `seal` would call the layer, without writing one. Raises ImageError."""
+    look = _Copy(-1)
+    try:
+        look.folder(written, -1, 0)
+    except OSError as error:
+        raise ImageError(f"the sandbox's files could not be read: {error.strerror}") from error
+    return f"sha256:{look.hash.hexdigest()}"
+
+
 class _Copy:
-    """One copying of a tree: its running digest and size, where it is, and where files with several names were put first."""
+    """One copying of a tree: its running digest and size, where it is, and where files with several names were put first.
+
+    A target of -1 everywhere means that the tree is only read.
+    """
 
     def __init__(self, target: int) -> None:
         self.hash = hashlib.sha256(b"sandmill layer 1\0")
@@ -58,7 +71,7 @@ class _Copy:
         info = os.fstat(source)
         opaque = is_opaque(source)
         self._note("folder", "", info, b"y" if opaque else b"")
-        if opaque:
+        if opaque and target >= 0:
             os.setxattr(target, OPAQUE, b"y")
         _own(target, info)
 
@@ -76,31 +89,39 @@ class _Copy:
             elif kind == stat.S_IFLNK:
                 self._link(source, target, name, info)
             elif kind == stat.S_IFIFO:
-                os.mkfifo(name, 0o600, dir_fd=target)
-                self._note("fifo", name, info, b"")
-                _own_name(target, name, info)
-                os.chmod(name, info.st_mode & 0o777, dir_fd=target)
+                self._fifo(target, name, info)
             elif kind == stat.S_IFCHR and info.st_rdev == 0:
-                os.mknod(name, stat.S_IFCHR, os.makedev(0, 0), dir_fd=target)
+                if target >= 0:
+                    os.mknod(name, stat.S_IFCHR, os.makedev(0, 0), dir_fd=target)
                 self.hash.update(b"whiteout " + os.fsencode(name) + b"\0")
 
     def _below(self, source: int, target: int, name: str, depth: int) -> None:
         with contextlib.ExitStack() as stack:
             inner = os.open(name, _FOLDER, dir_fd=source)
             stack.callback(os.close, inner)
-            os.mkdir(name, 0o700, dir_fd=target)
-            copy = os.open(name, _FOLDER, dir_fd=target)
-            stack.callback(os.close, copy)
+            copy = -1
+            if target >= 0:
+                os.mkdir(name, 0o700, dir_fd=target)
+                copy = os.open(name, _FOLDER, dir_fd=target)
+                stack.callback(os.close, copy)
             self.hash.update(b"enter " + os.fsencode(name) + b"\0")
             self._above.append(name)
             self.folder(inner, copy, depth + 1)
             self._above.pop()
 
+    def _fifo(self, target: int, name: str, info: os.stat_result) -> None:
+        self._note("fifo", name, info, b"")
+        if target >= 0:
+            os.mkfifo(name, 0o600, dir_fd=target)
+            _own_name(target, name, info)
+            os.chmod(name, info.st_mode & 0o777, dir_fd=target)
+
     def _link(self, source: int, target: int, name: str, info: os.stat_result) -> None:
         text = os.readlink(name, dir_fd=source)
-        os.symlink(text, name, dir_fd=target)
         self._note("link", name, info, os.fsencode(text))
-        _own_name(target, name, info)
+        if target >= 0:
+            os.symlink(text, name, dir_fd=target)
+            _own_name(target, name, info)
 
     def _file(self, source: int, target: int, name: str) -> None:
         with contextlib.ExitStack() as stack:
@@ -111,18 +132,24 @@ class _Copy:
                 raise ImageError("the sandbox's files changed while they were copied; freeze it first")
             if info.st_nlink > 1 and self._again(info, target, name):
                 return
-            copy = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=target)
-            stack.callback(os.close, copy)
+            copy = -1
+            if target >= 0:
+                copy = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=target)
+                stack.callback(os.close, copy)
             self._note("file", name, info, str(info.st_size).encode())
             self._contents(file, copy, info.st_size)
             _own(copy, info)
 
     def _again(self, info: os.stat_result, target: int, name: str) -> bool:
         """Whether the file was copied under another name, which then gets this one too."""
-        first = self._links.setdefault(info.st_ino, "/".join((*self._above, name)))
+        own = "/".join((*self._above, name))
+        first = self._links.setdefault(info.st_ino, own)
+        if first is own:
+            return False
         try:
-            os.link(first, name, src_dir_fd=self._target, dst_dir_fd=target, follow_symlinks=False)
-        except OSError:  # this is its first name; or that is too long for a path, or has all the links a file can have
+            if target >= 0:
+                os.link(first, name, src_dir_fd=self._target, dst_dir_fd=target, follow_symlinks=False)
+        except OSError:  # its first name is too long for a path, or it has all the links that a file can have
             return False
         self._note("again", name, info, os.fsencode(first))
         return True
@@ -138,7 +165,8 @@ class _Copy:
             end = min(os.lseek(file, start, os.SEEK_HOLE), size)
             self.hash.update(f"{start}-{end}\0".encode())
             self._part(file, copy, start, end)
-        os.ftruncate(copy, size)
+        if copy >= 0:
+            os.ftruncate(copy, size)
 
     def _part(self, file: int, copy: int, at: int, end: int) -> None:
         while at < end:
@@ -147,6 +175,9 @@ class _Copy:
                 return
             self.hash.update(data)
             self.bytes += len(data)
+            if copy < 0:
+                at += len(data)
+                continue
             view = memoryview(data)
             while view:
                 done = os.pwrite(copy, view, at)
@@ -167,6 +198,8 @@ def _ids(info: os.stat_result) -> tuple[int, int]:
 
 def _own(target: int, info: os.stat_result) -> None:
     """Owner, permissions without setuid and setgid, and time."""
+    if target < 0:
+        return
     if os.geteuid() == 0:
         os.fchown(target, *_ids(info))
     os.fchmod(target, info.st_mode & 0o1777)

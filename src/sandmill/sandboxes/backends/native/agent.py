@@ -94,12 +94,12 @@ class Agent:
         self._channel.send(wire.agent_request(wire.KILL_TREE, id))
 
     async def ask(
-        self, op: int, payload: bytes = b"", *, flags: int = 0, uid: int = 0, first: int = 0, second: int = 0
+        self, op: int, payload: bytes = b"", *, flags: int = 0, who: int = 0, first: int = 0, second: int = 0
     ) -> tuple[wire.AgentReply, int]:
         """One request, one reply. Raises SandboxGone."""
         future: asyncio.Future[tuple[wire.AgentReply, int]] = self._loop.create_future()
         id = self.listen(_One(op, future))
-        self._channel.send(wire.agent_request(op, id, payload, flags=flags, uid=uid, first=first, second=second))
+        self._channel.send(wire.agent_request(op, id, payload, flags=flags, who=who, first=first, second=second))
         return await future
 
     @property

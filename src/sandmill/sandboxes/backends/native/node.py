@@ -48,11 +48,11 @@ class Birth(NamedTuple):
 
 
 class Base(NamedTuple):
-    """What an image gives a sandbox: names of layers in the store, the topmost first; and the uid that its commands have."""
+    """What an image gives a sandbox: names of layers in the store, the topmost first; and who its commands run as (wire.identity)."""
 
     layers: tuple[str, ...]
     on_host: bool
-    uid: int
+    who: int
 
 
 class Node:
@@ -94,7 +94,7 @@ class Node:
             disk_bytes=spec.disk_bytes,
             cpu_us=_cpu_quota(spec.cpu),
             processes=PROCESS_LIMIT,
-            uid=USER_UID if base is None else base.uid,
+            who=wire.identity(USER_UID, USER_UID) if base is None else base.who,
             fds=() if egress is None else (egress.fileno(),),
         )
         if reply.error == errno.EINVAL and reply.stage == "image store's ids":

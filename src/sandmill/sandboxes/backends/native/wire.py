@@ -45,6 +45,11 @@ _BATCH_ENTRY: Final = struct.Struct("=3I")
 REPLY_BYTES: Final = _AGENT_REPLY.size
 
 
+def identity(uid: int, gid: int) -> int:
+    """An owner or actor as the messages carry it."""
+    return uid | gid << 16
+
+
 class Message(NamedTuple):
     """Bytes to send and descriptors to send along; `memfd` is to be closed after sending."""
 
@@ -98,12 +103,12 @@ def warden_request(
     cpu_us: int = 0,
     processes: int = 0,
     slot: int = 0,
-    uid: int = 0,
+    who: int = 0,
     fds: tuple[int, ...] = (),
 ) -> Message:
     """A request to the warden."""
     placed, inline, memfd = _place(payload)
-    head = _WARDEN_REQUEST.pack(op, sequence, flags | placed, len(payload), memory_bytes, disk_bytes, cpu_us, processes, slot, uid)
+    head = _WARDEN_REQUEST.pack(op, sequence, flags | placed, len(payload), memory_bytes, disk_bytes, cpu_us, processes, slot, who)
     return Message(head + inline, fds if memfd < 0 else (*fds, memfd), memfd)
 
 
@@ -119,7 +124,7 @@ def agent_request(
     payload: bytes = b"",
     *,
     flags: int = 0,
-    uid: int = 0,
+    who: int = 0,
     first: int = 0,
     second: int = 0,
     stdin_bytes: int = 0,
@@ -128,7 +133,7 @@ def agent_request(
 ) -> Message:
     """A request to a sandbox's agent."""
     placed, inline, memfd = _place(payload)
-    head = _AGENT_REQUEST.pack(op, id, flags | placed, len(payload), uid, first, second, stdin_bytes, max_output)
+    head = _AGENT_REQUEST.pack(op, id, flags | placed, len(payload), who, first, second, stdin_bytes, max_output)
     return Message(head + inline, fds if memfd < 0 else (*fds, memfd), memfd)
 
 

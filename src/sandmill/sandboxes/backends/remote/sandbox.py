@@ -13,21 +13,24 @@ import io
 import posixpath
 from collections.abc import Mapping
 from decimal import Decimal
-from typing import IO, Any, Final, Self
+from typing import IO, Any, Final
 
-from sandmill.errors import ConfigError, ExecFailed, SandboxError, SandboxFileError, SandboxGone
+import msgspec
+
+from sandmill.errors import ConfigError, ExecFailed, IsolationUnavailable, SandboxError, SandboxFileError, SandboxGone
 from sandmill.sandboxes.backends.native import wire
+from sandmill.sandboxes.backends.native.agent import Agent
 from sandmill.sandboxes.backends.remote.client import AnswerError, Client, client_of, object_of
 from sandmill.sandboxes.backends.remote.http import Answer
 from sandmill.sandboxes.backends.remote.process import RemoteProcess, not_started
 from sandmill.sandboxes.dual import dual
 from sandmill.sandboxes.egress.blocked import Blocked
 from sandmill.sandboxes.files import FileEntry, open_flags
-from sandmill.sandboxes.images import Image
+from sandmill.sandboxes.images import Image, Use
 from sandmill.sandboxes.process import Completed, Process, Stdin, exec_failed
 from sandmill.sandboxes.registry import SandboxRecord
 from sandmill.sandboxes.sandbox import DEFAULT_MAX_OUTPUT, Sandbox
-from sandmill.sandboxes.spec import EgressMode, SandboxSpec, check_env
+from sandmill.sandboxes.spec import DEFAULT_WORKDIR, Continuity, EgressMode, SandboxSpec, check_env
 
 _NAME: Final = "sandmill.dev/name"
 _LONGEST_WORD: Final = 131_071
@@ -37,10 +40,6 @@ _KINDS: Final = {"File": "file", "Directory": "folder", "Symlink": "link"}
 _POLICIES: Final = {EgressMode.DENY: "Deny", EgressMode.ALLOW: "AllowList", EgressMode.OPEN: "Open"}
 _JSON: Final = {"Accept": "application/json"}
 _BYTES: Final = {"Accept": "application/octet-stream"}
-
-
-def _only_here(what: str) -> SandboxError:
-    return SandboxError(f"{what} works on sandboxes of this machine; this one is on a server, whose API does not offer it to this client")
 
 
 class RemoteSandbox(Sandbox):
@@ -62,48 +61,8 @@ class RemoteSandbox(Sandbox):
 
     @property
     def blocked(self) -> tuple[Blocked, ...]:
-        """Unknown from here: the API does not tell what was refused."""
+        """Known to the server only."""
         return ()
-
-    @property
-    def image(self) -> Image:
-        """Raises SandboxError: the server's images are not this machine's."""
-        raise _only_here("image")
-
-    @property
-    def frozen(self) -> bool:
-        """False: sandboxes are not frozen over the API."""
-        return False
-
-    @dual
-    async def snapshot_filesystem(self, name: str | None = None) -> Image:
-        """Raises SandboxError."""
-        raise _only_here("snapshot_filesystem")
-
-    @dual
-    async def fork(self, n: int, *, name: str | None = None) -> list[Sandbox]:
-        """Raises SandboxError."""
-        raise _only_here("fork")
-
-    @dual
-    async def freeze(self) -> None:
-        """Raises SandboxError."""
-        raise _only_here("freeze")
-
-    @dual
-    async def thaw(self) -> None:
-        """Raises SandboxError."""
-        raise _only_here("thaw")
-
-    @dual
-    async def halt(self, *, keep: bool | None = None) -> Image | None:
-        """Raises SandboxError."""
-        raise _only_here("halt")
-
-    @dual
-    async def start(self) -> Self:
-        """Raises SandboxError."""
-        raise _only_here("start")
 
     @dual
     async def exec(
@@ -127,7 +86,7 @@ class RemoteSandbox(Sandbox):
             spec["workingDir"] = posixpath.join(self.spec.workdir, workdir)
         if timeout is not None:
             spec["timeout"] = f"{max(1, round(timeout * 1000))}ms"
-        made = object_of(await self._call("POST", f"sandboxes/{self.id}/processes", json={"spec": spec}))
+        made = object_of(await self._ask("POST", f"sandboxes/{self.id}/processes", json={"spec": spec}))
         if (error := not_started(made["status"])) is not None:
             raise error
         process = RemoteProcess(self._client, self.name, made, text=text, max_output=max_output, stdin=stdin is not None, tty=tty)
@@ -234,12 +193,12 @@ class RemoteSandbox(Sandbox):
     @dual
     async def kill_processes(self) -> None:
         """As on this machine."""
-        await self._call("DELETE", f"sandboxes/{self.id}/processes")
+        await self._ask("DELETE", f"sandboxes/{self.id}/processes")
 
     @dual
     async def ping(self) -> None:
         """Asks the server whether the sandbox is up. Raises SandboxGone."""
-        status = object_of(await self._call("GET", f"sandboxes/{self.id}"))["status"]
+        status = object_of(await self._ask("GET", f"sandboxes/{self.id}"))["status"]
         if status["phase"] not in ("Pending", "Starting", "Running"):
             raise self._end(status.get("message", f"it is {status['phase']}"))
 
@@ -271,6 +230,14 @@ class RemoteSandbox(Sandbox):
         self._gone = self._gone or SandboxGone(self.name, reason)
         return self._gone
 
+    def _live(self) -> Agent:
+        raise IsolationUnavailable(
+            "a sandbox on a server cannot be frozen, forked or made an image from here; the server's own API does that"
+        )
+
+    async def _revive(self, spec: SandboxSpec, image: Image, use: Use | None) -> None:
+        self._live()
+
     async def _exists(self, path: str, user: str) -> bool:
         try:
             await self.read.aio(path, user=user)
@@ -278,7 +245,7 @@ class RemoteSandbox(Sandbox):
             return error.errno != errno.ENOENT
         return True
 
-    async def _call(self, method: str, path: str, **options: Any) -> Answer:
+    async def _ask(self, method: str, path: str, **options: Any) -> Answer:
         if self._gone is not None:
             raise SandboxGone(self._gone.sandbox, self._gone.reason)
         try:
@@ -299,7 +266,7 @@ class RemoteSandbox(Sandbox):
         if "\0" in where:
             raise SandboxFileError(errno.EINVAL, "a path may not contain NUL", path)
         try:
-            return await self._call(method, f"sandboxes/{self.id}/files", query={"path": where, **query}, **options)
+            return await self._ask(method, f"sandboxes/{self.id}/files", query={"path": where, **query}, **options)
         except AnswerError as error:
             raise error.of_file(path) from error
 
@@ -331,6 +298,9 @@ async def create_remote(
     """A sandbox on the server at `url`. Raises ConfigError, IsolationUnavailable, SandboxCreateFailed."""
     if spec.price_microusd_per_hour is not None:
         raise ConfigError("the server's own price book says what an hour costs; leave it out", field="price_per_hour")
+    if spec.continuity is not Continuity.EPHEMERAL:
+        raise ConfigError("a sandbox on a server is Ephemeral from here; its own API has stop and start", field="continuity")
+    spec = msgspec.structs.replace(spec, workdir=spec.workdir or DEFAULT_WORKDIR)
     client = client_of(url)
     meta: dict[str, Any] = {
         "generateName": "sb-",
