@@ -21,6 +21,7 @@
 enum { MOST_JOBS = 256, MOST_WORDS = 65536, OWN_OUTPUT = 4 << 20 /* more would make init the largest prey in a memory shortage */ };
 
 static struct job jobs[MOST_JOBS];
+static bool frozen;           /* every process of the sandbox is stopped */
 static bool strays;           /* a command of the agent's own ended and left processes behind */
 /* The command that the agent supervises itself, because nothing else lived here when it started: no other process to create, and
  * everything that is not below a supervisor is its. */
@@ -105,7 +106,7 @@ static char *take_words(char *at, const char *end, char **words, uint32_t count)
 
 static int parse_command(const struct agent_request *request, const struct message *message, struct command *command) {
     char *at = (char *)message->payload, *end = at + message->payload_bytes, *cwd[2];
-    *command = (struct command){.id = request->id, .uid = request->uid, .flags = request->flags, .max_output = request->max_output};
+    *command = (struct command){.id = request->id, .who = request->who, .flags = request->flags, .max_output = request->max_output};
     bool capture = request->flags & EXEC_CAPTURE;
     if (!request->first || request->first > MOST_WORDS || request->second > MOST_WORDS) return E2BIG;
     if (request->stdin_bytes > message->payload_bytes || (!capture && message->fd_count != 3)) return EBADMSG;
@@ -180,7 +181,10 @@ static void kill_tree(const struct agent_request *request) {
     struct job *job = find_job(request->id);
     union sigval none = {0};
     if (own.command && own_command.id == request->id) kill_own();
-    else if (job && !sigqueue(job->supervisor, SIGUSR1, none)) await_tree_dead();
+    else if (job && !sigqueue(job->supervisor, SIGUSR1, none)) {
+        if (frozen) kill(job->supervisor, SIGCONT); /* it cannot deal the blow while it is stopped itself */
+        await_tree_dead();
+    }
 }
 
 static void send_signal(const struct agent_request *request) {
@@ -216,7 +220,7 @@ static void use_path(const struct agent_request *request, const struct message *
     int fd = -1, error = EBADMSG;
     const char *path = (const char *)message->payload;
     if (message->payload_bytes && path[message->payload_bytes - 1] == 0 && path[0] == '/') {
-        error = filesystem_identity(request->uid) ? errno : act_on_path(request, path, &fd);
+        error = filesystem_identity(UID_OF(request->who), GID_OF(request->who)) ? errno : act_on_path(request, path, &fd);
         own_identity();
     }
     reply(request, error, 0, fd);
@@ -230,17 +234,24 @@ static void remove_folder(const struct agent_request *request, const struct mess
     pid_t pid = fork();
     if (pid < 0) return reply(request, errno, 0, -1);
     if (pid > 0) return;
-    int error = filesystem_identity(request->uid) || remove_tree(path) ? errno : 0;
+    int error = filesystem_identity(UID_OF(request->who), GID_OF(request->who)) || remove_tree(path) ? errno : 0;
     reply(request, error, 0, -1);
     _exit(0);
 }
 
 static void write_batch(const struct agent_request *request, const struct message *message) {
     struct batch_result result = {.error = EPERM};
-    if (!filesystem_identity(request->uid)) result = batch_unpack(message->payload, message->payload_bytes);
+    if (!filesystem_identity(UID_OF(request->who), GID_OF(request->who))) result = batch_unpack(message->payload, message->payload_bytes);
     own_identity();
     struct agent_reply answer = {.op = AGENT_WRITE, .id = request->id, .status = result.error};
     wire_send(channel, &answer, sizeof answer, result.path, strlen(result.path), -1);
+}
+
+static void freeze(const struct agent_request *request) {
+    frozen = request->op == AGENT_FREEZE;
+    if (frozen) freeze_processes();
+    else thaw_processes();
+    reply(request, 0, 0, -1);
 }
 
 static void dispatch(const struct agent_request *request, const struct message *message) {
@@ -249,6 +260,9 @@ static void dispatch(const struct agent_request *request, const struct message *
     case AGENT_SIGNAL: return send_signal(request);
     case AGENT_KILL_TREE: return kill_tree(request);
     case AGENT_KILL_ALL: return kill_all(request);
+    case AGENT_FREEZE:
+    case AGENT_THAW: return freeze(request);
+    case AGENT_WRITTEN: return reply(request, 0, 0, WRITTEN);
     case AGENT_WRITE: return write_batch(request, message);
     case AGENT_REMOVE:
         if (request->flags & REMOVE_TREE) return remove_folder(request, message);

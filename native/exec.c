@@ -37,7 +37,7 @@ _Noreturn static void become_command(const struct command *command, const int fd
     if (command->flags & EXEC_TTY && ioctl(0, TIOCSCTTY, 0)) goto fail;
     setpriority(PRIO_PROCESS, 0, 0);
     if (write(CPU_TASKS, "0", 1) != 1) goto fail;
-    if (privileges_become(command->uid)) goto fail;
+    if (privileges_become(UID_OF(command->who), GID_OF(command->who))) goto fail;
     if (chdir(command->cwd) && (!(command->flags & EXEC_HOME) || chdir("/"))) goto fail;
     signal(SIGPIPE, SIG_DFL);
     sigset_t none;

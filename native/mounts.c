@@ -115,9 +115,9 @@ static int put_statistics(void) { /* what ps and top insist on reading, with the
 }
 
 static int fill_skeleton(const struct node *node, const struct message *skeleton) {
-    filesystem_identity(node->uid_base);
+    filesystem_identity(node->uid_base, node->uid_base);
     struct batch_result result = batch_unpack(skeleton->payload, skeleton->payload_bytes);
-    filesystem_identity(0);
+    filesystem_identity(0, 0);
     if (result.error) return errno = result.error, -1;
     return node->rootless ? 0 : chown("/skeleton/home/user", node->uid_base + 1000, node->uid_base + 1000);
 }
@@ -127,6 +127,7 @@ const char *mounts_prepare_node(const struct node *node, const struct message *s
     static const char *const folders[] = {"programs", "mask", "dev", "proc", "skeleton", "new", "scratch", "void"};
     char path[64];
     if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL)) return "private mounts";
+    layers_hold(node);
     if (mount("tmpfs", STAGE, "tmpfs", MS_NOSUID | MS_NODEV, "size=64m,mode=755")) return "tmpfs";
     umask(0);
     for (size_t i = 0; i < COUNT(folders); i++) {
@@ -164,15 +165,36 @@ static const char *mask_proc(uint64_t memory_bytes) {
     return NULL;
 }
 
-static const char *make_workdir(const char *workdir, uint32_t uid) {
+static const char *make_workdir(const char *workdir, uint32_t who) {
     char path[PATH_MAX];
     if ((size_t)snprintf(path, sizeof path, "/new%s", workdir) >= sizeof path) return errno = ENAMETOOLONG, "workdir";
     if (make_parents(path) || (mkdir(path, 0755) && errno != EEXIST)) return "workdir";
-    return uid && chown(path, uid, uid) ? "workdir" : NULL;
+    return who && chown(path, UID_OF(who), GID_OF(who)) ? "workdir" : NULL;
 }
 
-/* In a fresh mount namespace: builds the sandbox's root in /new and pivots into it. Returns NULL, or what failed with errno set. */
-const char *mounts_enter_sandbox(uint64_t disk_bytes, uint64_t memory_bytes, const char *workdir, uint32_t uid) {
+static int mount_root(const struct root *root) {
+    char option[4096];
+    if (!root->layers)
+        return mount("overlay", "/new", "overlay", MS_NOSUID | MS_NODEV,
+                     "userxattr,lowerdir=/skeleton,upperdir=/scratch/upper,workdir=/scratch/work");
+    if (chdir("/layers") || layers_option(root->layers, root->on_host, option, sizeof option)) return -1;
+    return mount("overlay", "/new", "overlay", MS_NOSUID | MS_NODEV, option);
+}
+
+static const char *bind_programs(bool trusted) {
+    for (size_t i = 0; i < COUNT(PROGRAMS); i++) {
+        char from[64];
+        struct stat info;
+        snprintf(from, sizeof from, "/programs/%s", PROGRAMS[i]);
+        if (!trusted && (lstat(PROGRAMS[i], &info) || !S_ISDIR(info.st_mode))) continue; /* a link that a layer put there */
+        if (bind(from, PROGRAMS[i], 0) && errno != ENOENT) return PROGRAMS[i];
+    }
+    return NULL;
+}
+
+/* In a fresh mount namespace: builds the sandbox's root in /new and pivots into it; what the sandbox writes stays reachable through
+ * root->written. Returns NULL, or what failed with errno set. */
+const char *mounts_enter_sandbox(uint64_t disk_bytes, uint64_t memory_bytes, struct root *root) {
     char text[128];
     const char *failed;
     snprintf(text, sizeof text, "size=%llu,nr_inodes=%llu,mode=755", (unsigned long long)disk_bytes + 4096 /* meminfo */,
@@ -181,20 +203,18 @@ const char *mounts_enter_sandbox(uint64_t disk_bytes, uint64_t memory_bytes, con
     if (mkdir("/scratch/upper", 0755) || mkdir("/scratch/work", 0755) || mkdir("/scratch/shm", 0700) ||
         chmod("/scratch/shm", 01777))
         return "disk folders";
-    if (mount("overlay", "/new", "overlay", MS_NOSUID | MS_NODEV,
-              "userxattr,lowerdir=/skeleton,upperdir=/scratch/upper,workdir=/scratch/work"))
-        return "overlay";
+    if (mount_root(root)) return "overlay";
     if (chdir("/new")) return "root";
-    for (size_t i = 0; i < COUNT(PROGRAMS); i++) {
-        char from[64];
-        snprintf(from, sizeof from, "/programs/%s", PROGRAMS[i]);
-        if (bind(from, PROGRAMS[i], 0) && errno != ENOENT) return PROGRAMS[i];
-    }
+    if (root->layers && (failed = layers_mount_points())) return failed;
+    if ((!root->layers || root->on_host) && (failed = bind_programs(!root->layers))) return failed;
     if (bind("/dev", "dev", MS_REC)) return "dev";
     if (mount("devpts", "dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620")) return "dev/pts";
     if (bind("/scratch/shm", "dev/shm", 0)) return "dev/shm";
     if (mount("proc", "proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL)) return "proc";
-    if ((failed = mask_proc(memory_bytes)) || (failed = make_workdir(workdir, uid))) return failed;
-    if (syscall(SYS_pivot_root, ".", ".")) return "pivot_root";
-    return umount2(".", MNT_DETACH) || chdir("/") ? "leaving the node's tree" : NULL;
+    if ((failed = mask_proc(memory_bytes))) return failed;
+    if (!root->layers && (failed = make_workdir(root->workdir, root->who))) return failed;
+    root->written = open("/scratch/upper", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (root->written < 0 || syscall(SYS_pivot_root, ".", ".")) return "pivot_root";
+    if (umount2(".", MNT_DETACH) || chdir("/")) return "leaving the node's tree";
+    return root->layers ? layers_make_workdir(root->workdir, root->who) : NULL;
 }

@@ -47,11 +47,11 @@ int privileges_reduce_agent(const struct node *node, const struct warden_request
 }
 
 /* A command's, just before execve: another identity and an empty bounding set. Raw system calls: the caller shares our memory. */
-int privileges_become(uint32_t uid) {
+int privileges_become(uint32_t uid, uint32_t gid) {
     for (size_t i = 0; i < COUNT(KEPT); i++)
         if (uid || KEPT[i] == CAP_SETPCAP) prctl(PR_CAPBSET_DROP, KEPT[i]);
-    if (uid == getuid()) return 0;
-    if (syscall(SYS_setgroups, 0, NULL) || syscall(SYS_setresgid, uid, uid, uid)) return -1;
+    if (uid == getuid() && gid == getgid()) return 0;
+    if (syscall(SYS_setgroups, 0, NULL) || syscall(SYS_setresgid, gid, gid, gid)) return -1;
     return (int)syscall(SYS_setresuid, uid, uid, uid);
 }
 
@@ -61,14 +61,14 @@ int privileges_bind_to_parent(void) {
 }
 
 /* Whose rights file operations use; dropping root's also drops its capabilities over files until it comes back. */
-int filesystem_identity(uint32_t uid) {
-    syscall(SYS_setfsgid, uid);
+int filesystem_identity(uint32_t uid, uint32_t gid) {
+    syscall(SYS_setfsgid, gid);
     syscall(SYS_setfsuid, uid);
     return syscall(SYS_setfsuid, -1) == (long)uid ? 0 : (errno = EPERM, -1);
 }
 
 /* The agent's own again. */
 void own_identity(void) {
-    filesystem_identity(getuid());
+    filesystem_identity(getuid(), getgid());
     privileges_bind_to_parent();
 }

@@ -23,7 +23,15 @@ enum {
     OPEN_PARENTS = 32,           /* create missing parent folders first */
     REMOVE_TREE = 64,            /* a folder with everything in it */
     HURRY = 128,                 /* WARDEN_HURRY: processes are being killed; without it, that is over */
+    EGRESS_ALLOW = 256,          /* CREATE: listeners for DNS, HTTP and TLS in the sandbox's network (egress.c) */
+    EGRESS_OPEN = 512,           /* CREATE: listeners for DNS and for every TCP port */
+    CREATE_IMAGE = 1024,          /* CREATE: the payload names layers */
+    CREATE_ON_HOST = 2048,        /* CREATE_IMAGE: the layers lie above this machine's own base */
 };
+
+/* Who: a uid inside the sandbox in the lower half, its gid in the upper. */
+#define UID_OF(who) ((who) & 0xffff)
+#define GID_OF(who) ((who) >> 16)
 
 /* ---- host -> warden ---- */
 enum { WARDEN_SETUP = 1, WARDEN_CREATE, WARDEN_DESTROY, WARDEN_HURRY /* no answer */ };
@@ -34,10 +42,13 @@ struct warden_request {
     uint32_t cpu_us;                   /* CREATE, HURRY: cpu time per 100 ms, 0: no quota */
     uint32_t processes;                /* CREATE */
     uint32_t slot;                     /* DESTROY, HURRY */
-    uint32_t uid;                      /* CREATE: owner of workdir and files; uid of commands */
+    uint32_t who;                      /* CREATE: owner of workdir and files (below); who commands run as */
 };
 
-/* SETUP's payload is a batch (below) that fills the skeleton. CREATE's payload is the workdir, NUL, then a batch of files. */
+/* SETUP's payload is a batch (below) that fills the skeleton. CREATE's payload is the workdir, NUL, then a batch of files; with
+ * CREATE_IMAGE the names of layers, the topmost first and joined by ':', and a NUL lie between them. With EGRESS_ALLOW or EGRESS_OPEN
+ * its first descriptor is a SEQPACKET socket on which, before AGENT_READY, one message comes back: a byte that counts the listening
+ * sockets, and these as its descriptors, in the order of egress.c. */
 
 struct warden_reply {
     uint32_t op, sequence;
@@ -52,11 +63,12 @@ struct warden_reply {
 
 /* ---- host -> agent ---- */
 enum { AGENT_READY = 1, AGENT_EXEC, AGENT_SIGNAL, AGENT_KILL_TREE, AGENT_KILL_ALL, AGENT_PING, AGENT_OPEN, AGENT_WRITE,
-       AGENT_REMOVE, AGENT_MKDIR, AGENT_OUTPUT, AGENT_EXIT, AGENT_STARTED };
+       AGENT_REMOVE, AGENT_MKDIR, AGENT_OUTPUT, AGENT_EXIT, AGENT_STARTED,
+       AGENT_WRITTEN /* hands back the folder of everything the sandbox wrote */, AGENT_FREEZE, AGENT_THAW };
 
 struct agent_request {
     uint32_t op, id, flags, payload_bytes;
-    uint32_t uid;             /* who acts: EXEC, OPEN, WRITE, REMOVE, MKDIR */
+    uint32_t who;             /* who acts: EXEC, OPEN, WRITE, REMOVE, MKDIR */
     uint32_t first, second;   /* EXEC: argc, envc. SIGNAL: number. OPEN: open(2) flags, mode. MKDIR: -, mode */
     uint32_t stdin_bytes;     /* EXEC_CAPTURE: bytes at the end of the payload fed to standard input */
     uint64_t max_output;      /* EXEC_CAPTURE: bytes kept per stream */

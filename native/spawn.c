@@ -28,20 +28,34 @@ static const char *join_cgroups(const struct node *node, struct cgroup *group) {
 }
 
 /* Everything between clone and the agent's loop. Returns what failed, with errno set, or NULL. */
-static const char *enter(const struct node *node, const struct warden_request *request, const char *workdir, struct cgroup *group) {
+static const char *enter(const struct node *node, const struct warden_request *request, struct root *root, struct cgroup *group, int egress) {
     const char *failed;
     if ((failed = join_cgroups(node, group))) return failed;
     if (!node->rootless && (setgroups(0, NULL) || setresgid(0, 0, 0) || setresuid(0, 0, 0))) return "identity";
     umask(022);
-    if ((failed = mounts_enter_sandbox(request->disk_bytes, request->memory_bytes, workdir, node->rootless ? 0 : request->uid)))
-        return failed;
+    root->who = node->rootless ? 0 : request->who;
+    if ((failed = mounts_enter_sandbox(request->disk_bytes, request->memory_bytes, root))) return failed;
     if (sethostname("sandbox", 7)) return "hostname";
     if (node->rootless && (failed = network_raise_loopback())) return failed;
+    if (egress >= 0 && node->rootless && (failed = egress_open(egress, request->flags))) return failed;
+    if (egress >= 0 && egress_name_server()) return "resolv.conf";
     return privileges_reduce_agent(node, request) ? "privileges" : NULL;
 }
 
-static struct batch_result place_files(uint32_t uid, const unsigned char *payload, size_t bytes) {
-    if (filesystem_identity(uid)) return (struct batch_result){.error = errno};
+/* The descriptor over which the host process gets the ways out, -1 when there are none to be. */
+static int egress_socket(const struct warden_request *request, const struct message *message) {
+    return request->flags & (EGRESS_ALLOW | EGRESS_OPEN) && message->fd_count ? message->fds[0] : -1;
+}
+
+/* Enters the network in which a sandbox will be born. `network` becomes its descriptor where another sandbox may get it afterwards. */
+static const char *enter_network(const struct warden_request *request, const struct message *message, int *network) {
+    int egress = egress_socket(request, message);
+    if (egress >= 0) return network_enter_own() ? "network namespace" : egress_open(egress, request->flags);
+    return (*network = network_enter()) < 0 ? "network namespace" : NULL;
+}
+
+static struct batch_result place_files(uint32_t who, const unsigned char *payload, size_t bytes) {
+    if (filesystem_identity(UID_OF(who), GID_OF(who))) return (struct batch_result){.error = errno};
     struct batch_result result = batch_unpack(payload, bytes);
     own_identity();
     return result;
@@ -58,32 +72,38 @@ static int signal_descriptor(void) {
 }
 
 /* Leaves only the agent's descriptors open: 0-2 on /dev/null, 3 its socket, 4 its signals, 5 the task list of the commands' cpu
- * group (/dev/null without one). */
-static int settle_descriptors(int socket, int cpu_tasks) {
+ * group (/dev/null without one), 6 the folder of all that is written. */
+static int settle_descriptors(int socket, int cpu_tasks, int written) {
     int tasks = fcntl(cpu_tasks, F_DUPFD_CLOEXEC, 16);
+    if ((written = fcntl(written, F_DUPFD_CLOEXEC, 16)) < 0) return -1;
     if (socket != 3 && dup3(socket, 3, O_CLOEXEC) < 0) return -1;
     if (tasks < 0 && (tasks = open("/dev/null", O_RDWR | O_CLOEXEC)) < 0) return -1;
     if (tasks != CPU_TASKS && dup3(tasks, CPU_TASKS, O_CLOEXEC) < 0) return -1;
-    if (syscall(SYS_close_range, CPU_TASKS + 1, ~0u, 0)) return -1;
+    if (dup3(written, WRITTEN, O_CLOEXEC) < 0) return -1;
+    if (syscall(SYS_close_range, WRITTEN + 1, ~0u, 0)) return -1;
     int null = open("/dev/null", O_RDWR | O_CLOEXEC);
     for (int fd = 0; fd < 3; fd++)
         if (dup2(null, fd) < 0) return -1;
-    if (null > CPU_TASKS) close(null);
+    if (null > WRITTEN) close(null);
     int signals = signal_descriptor();
-    return signals < 0 || (signals != 4 && dup3(signals, 4, O_CLOEXEC) < 0) || (signals > CPU_TASKS && close(signals)) ? -1 : 0;
+    return signals < 0 || (signals != 4 && dup3(signals, 4, O_CLOEXEC) < 0) || (signals > WRITTEN && close(signals)) ? -1 : 0;
 }
 
 _Noreturn static void child(const struct node *node, const struct warden_request *request, const struct message *message,
                             struct cgroup *group, int socket, int go) {
-    const char *workdir = (const char *)message->payload;
-    size_t workdir_bytes = strlen(workdir) + 1;
+    struct root root = {.workdir = (const char *)message->payload, .on_host = request->flags & CREATE_ON_HOST};
+    size_t head_bytes = strlen(root.workdir) + 1;
+    if (request->flags & CREATE_IMAGE) {
+        root.layers = root.workdir + head_bytes;
+        head_bytes += strlen(root.layers) + 1;
+    }
     struct agent_reply ready = {.op = AGENT_READY};
     const char *text = "";
     struct batch_result files = {0};
     char byte;
     if (read(go, &byte, 1) != 1) _exit(1);
-    const char *failed = enter(node, request, workdir, group);
-    if (!failed && settle_descriptors(socket, group->tasks[0])) failed = "descriptors";
+    const char *failed = enter(node, request, &root, group, egress_socket(request, message));
+    if (!failed && settle_descriptors(socket, group->tasks[0], root.written)) failed = "descriptors";
     if (!failed) socket = 3;
     if (!failed && filter_install()) failed = "system-call filter";
     if (!failed && privileges_bind_to_parent()) failed = "parent death signal";
@@ -91,7 +111,7 @@ _Noreturn static void child(const struct node *node, const struct warden_request
         ready.status = errno;
         text = failed;
     } else {
-        files = place_files(request->uid, message->payload + workdir_bytes, message->payload_bytes - workdir_bytes);
+        files = place_files(request->who, message->payload + head_bytes, message->payload_bytes - head_bytes);
         ready.status = files.error;
         text = files.path;
     }
@@ -101,16 +121,24 @@ _Noreturn static void child(const struct node *node, const struct warden_request
     agent_serve(3, 4);
 }
 
-static int write_maps(const struct node *node, uint32_t uid, pid_t pid) {
+static int write_maps(const struct node *node, uint32_t who, pid_t pid) {
     char path[64], map[64];
-    if (node->rootless) snprintf(map, sizeof map, "%u 0 1", uid);
-    else snprintf(map, sizeof map, "0 %u 65536", node->uid_base);
+    snprintf(map, sizeof map, "0 %u 65536", node->uid_base);
     static const char *const files[] = {"setgroups", "gid_map", "uid_map"};
     for (size_t i = node->rootless ? 0 : 1; i < COUNT(files); i++) {
+        if (node->rootless) snprintf(map, sizeof map, "%u 0 1", i == 1 ? GID_OF(who) : UID_OF(who));
         snprintf(path, sizeof path, "/proc/%d/%s", pid, files[i]);
         if (write_text(AT_FDCWD, path, i ? map : "deny")) return -1;
     }
     return 0;
+}
+
+/* Whether the texts at the start of the payload end within it. */
+static bool whole(const struct warden_request *request, const struct message *message) {
+    const unsigned char *end = message->payload + message->payload_bytes, *at = message->payload;
+    for (int texts = request->flags & CREATE_IMAGE ? 2 : 1; texts; texts--, at++)
+        if (at >= end || !(at = memchr(at, 0, (size_t)(end - at)))) return false;
+    return message->payload_bytes >= 2;
 }
 
 /* Starts a sandbox and answers the request, with an error or with the agent's socket. */
@@ -122,9 +150,12 @@ void spawn_sandbox(struct node *node, const struct warden_request *request, cons
     const char *failed = NULL;
     long pid = -1;
     int network = -1;
-    if (message->payload_bytes < 2 || !memchr(message->payload, 0, message->payload_bytes)) failed = "request", errno = EBADMSG;
-    else if (cgroup_make(node, slot, request, &group, &sandbox->group)) failed = "cgroups";
+    bool begun = false;
+    if (!whole(request, message)) failed = "request", errno = EBADMSG;
+    else if (request->flags & CREATE_IMAGE && (failed = layers_attach(node))) {
+    } else if (cgroup_make(node, slot, request, &group, &sandbox->group)) failed = "cgroups";
     else {
+        begun = true;
         if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) || pipe2(go, O_CLOEXEC)) failed = "descriptors";
         struct clone_args args = {.flags = NAMESPACES | CLONE_PIDFD, .pidfd = (uintptr_t)&sandbox->pidfd, .exit_signal = SIGCHLD};
         if (node->cgroup_version == 2) {
@@ -132,19 +163,19 @@ void spawn_sandbox(struct node *node, const struct warden_request *request, cons
             args.cgroup = (uint64_t)group.dirs[0];
         }
         if (node->rootless) args.flags |= CLONE_NEWNET;
-        else if (!failed && (network = network_enter()) < 0) failed = "network namespace";
+        else if (!failed) failed = enter_network(request, message, &network);
         if (!failed && (pid = syscall(SYS_clone3, &args, sizeof args)) < 0) failed = "namespaces";
         if (pid == 0) {
             close(go[1]);
             close(ends[0]);
             child(node, request, message, &group, ends[1], go[0]);
         }
-        if (network >= 0) {
+        if (!node->rootless) {
             int error = errno;
             network_leave();
             errno = error;
         }
-        if (!failed && write_maps(node, request->uid, (pid_t)pid)) failed = "id maps";
+        if (!failed && write_maps(node, request->who, (pid_t)pid)) failed = "id maps";
         if (!failed && write(go[1], "", 1) != 1) failed = "start";
         int error = errno;
         cgroup_close(&group);
@@ -154,7 +185,7 @@ void spawn_sandbox(struct node *node, const struct warden_request *request, cons
         reply.error = errno;
         snprintf(reply.stage, sizeof reply.stage, "%s", failed);
         if (pid > 0) kill((pid_t)pid, SIGKILL);
-        else if (strcmp(failed, "request") && strcmp(failed, "cgroups")) {
+        else if (begun) {
             cgroup_remove(node, slot);
             sandbox->group = (struct kept_group){0};
         }

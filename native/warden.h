@@ -70,13 +70,38 @@ void cgroup_remove_roots(const struct node *node);
 /* network.c */
 const char *network_raise_loopback(void);
 int network_enter(void);
+int network_enter_own(void);
 void network_leave(void);
 void network_release(int fd);
 bool network_expire(void);
 
+/* netlink.c, egress.c: in a network namespace that the caller has CAP_NET_ADMIN over */
+int netlink_make_everything_local(bool both);
+int netlink_redirect_tcp(uint16_t port);
+const char *egress_open(int socket, uint32_t flags);
+int egress_name_server(void);
+
 /* mounts.c */
 const char *mounts_prepare_node(const struct node *node, const struct message *skeleton);
-const char *mounts_enter_sandbox(uint64_t disk_bytes, uint64_t memory_bytes, const char *workdir, uint32_t uid);
+struct root {                 /* what a sandbox's root is made of */
+    const char *layers;       /* names of layers, NULL: this machine's own base */
+    bool on_host;             /* the layers lie above that base */
+    const char *workdir;
+    uint32_t who;             /* its owner */
+    int written;              /* out: the folder of all that the sandbox writes */
+};
+const char *mounts_enter_sandbox(uint64_t disk_bytes, uint64_t memory_bytes, struct root *root);
+
+/* layers.c */
+void layers_hold(const struct node *node);
+const char *layers_attach(const struct node *node);
+const char *layers_option(const char *layers, bool on_skeleton, char *option, size_t room);
+const char *layers_mount_points(void);
+const char *layers_make_workdir(const char *path, uint32_t who);
+
+/* freeze.c */
+void freeze_processes(void);
+void thaw_processes(void);
 
 /* filter.c */
 void filter_prepare(void);
@@ -84,9 +109,9 @@ int filter_install(void);
 
 /* privileges.c */
 int privileges_reduce_agent(const struct node *node, const struct warden_request *limits);
-int privileges_become(uint32_t uid);
+int privileges_become(uint32_t uid, uint32_t gid);
 int privileges_bind_to_parent(void);
-int filesystem_identity(uint32_t uid);
+int filesystem_identity(uint32_t uid, uint32_t gid);
 void own_identity(void);
 
 /* spawn.c */
@@ -104,14 +129,17 @@ void spawn_sandbox(struct node *node, const struct warden_request *request, cons
                    struct sandbox *sandbox);
 
 /* agent.c, exec.c */
-enum { CPU_TASKS = 5 /* descriptor of the task list of the commands' cpu group */ };
+enum {                        /* descriptors of the agent */
+    CPU_TASKS = 5,            /* the task list of the commands' cpu group */
+    WRITTEN = 6,              /* the folder of all that the sandbox writes */
+};
 _Noreturn void agent_serve(int socket, int signals);
 struct job {
     pid_t supervisor;         /* 0: free. It may outlive its command */
     uint32_t id;
 };
 struct command {
-    uint32_t id, uid, flags;
+    uint32_t id, who, flags;
     char *cwd, **argv, **env;
     const unsigned char *input;
     size_t input_bytes;

@@ -8,7 +8,8 @@
     │   ├── SandboxGone (ConnectionError)         the sandbox died or was terminated; carries the reason
     │   ├── ExecFailed (OSError)                  the command could not be started (nothing ran)
     │   ├── ExecTimeout (TimeoutError)            raised only by callers that ask for it
-    │   └── SandboxFileError (OSError)            a path inside the sandbox could not be used
+    │   ├── SandboxFileError (OSError)            a path inside the sandbox could not be used
+    │   └── ImageError (ValueError)               an image or archive cannot be used, or no longer exists
     ├── EnvironmentFailed
     │   ├── UnknownEnvironment (LookupError)
     │   └── GraderFailed (RuntimeError)           the grader raised, hung or answered nonsense
@@ -84,6 +85,10 @@ class ExecTimeout(SandboxError, TimeoutError):
 
 class SandboxFileError(SandboxError, OSError):
     """A path inside the sandbox could not be opened, listed or removed."""
+
+
+class ImageError(SandboxError, ValueError):
+    """An image, an archive of one, or the store of images cannot be used; nothing half-made of it was kept."""
 
 
 class EnvironmentFailed(SandmillError):

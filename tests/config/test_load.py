@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sandmill.config.load import load_manifest, parse_manifest, with_place
-from sandmill.config.manifest import AdvantageScale, Manifest
+from sandmill.config.manifest import AdvantageScale, EgressPolicy, Manifest
 from sandmill.errors import ConfigError
+from sandmill.sandboxes.spec import Egress
 
 GOOD = b"""\
 # the mission's manifest
@@ -219,3 +220,35 @@ def loaded(data: bytes) -> tuple[Manifest, None] | tuple[None, ConfigError]:
         return parse_manifest(data, file="m.yaml"), None
     except ConfigError as error:
         return None, error
+
+
+NETWORK = GOOD.replace(b"commandTimeout: 10s}", b"commandTimeout: 10s, network: {egress: %b}}")
+
+
+def test_a_sandbox_network_is_read_with_its_policy():
+    assert parse_manifest(GOOD).spec.sandbox.network is None
+    network = parse_manifest(NETWORK % b'{policy: AllowList, allow: ["*.example.org"], presets: [pypi]}').spec.sandbox.network
+    assert network is not None
+    assert (network.egress.policy, network.egress.allow, network.egress.presets) == (EgressPolicy.ALLOW_LIST, ("*.example.org",), ("pypi",))
+    assert Egress.of(network.egress).patterns == ("*.example.org", "pypi.org", "files.pythonhosted.org")
+    assert Egress.of(parse_manifest(NETWORK % b"{policy: Open}").spec.sandbox.network.egress) == Egress.open()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("egress", "key", "says"),
+    [
+        (b"{policy: Allowlist}", "policy", "did you mean 'AllowList'?"),
+        (b"{policy: AllowList}", "policy", "needs at least one host"),
+        (b"{policy: AllowList, allow: pypi.org}", "allow", "expected a list"),
+        (b"{policy: AllowList, allow: [http://pypi.org/]}", "allow", 'write "pypi.org"'),
+        (b"{policy: AllowList, presets: [pypy]}", "presets", "did you mean 'pypi'?"),
+        (b"{policy: Deny, allow: [pypi.org]}", "allow", "policy: AllowList"),
+        (b"{policy: Open, presets: [pypi]}", "presets", "policy: AllowList"),
+        (b"{policy: Open, outside: x}", "outside", "known keys here are"),
+    ],
+)
+def test_a_network_that_cannot_be_meant_is_refused(egress: bytes, key: str, says: str):
+    error = refused(NETWORK % egress)
+    assert error.field == f"spec.sandbox.network.egress.{key}"
+    assert says in error.message
+    assert error.line == 17

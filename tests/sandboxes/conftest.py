@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from internet import EVIL, GOOD, OTHER, Boxes, Internet, internet
 
-from sandmill.sandboxes import Sandbox, list_sandboxes
+from sandmill.sandboxes import Egress, Sandbox, SandboxSpec, list_sandboxes
 
 Maker = Callable[..., Sandbox]
 
@@ -33,6 +34,32 @@ def make() -> Iterator[Maker]:
 @pytest.fixture
 def box(make: Maker) -> Sandbox:
     return make()
+
+
+@pytest.fixture
+def world() -> Iterator[Internet]:
+    with internet() as world:
+        world.names = {
+            "pypi.example.org": [[GOOD]],
+            "a.files.example.org": [[OTHER]],
+            "b.c.files.example.org": [[OTHER]],
+            "xn--bcher-kva.example.org": [[GOOD]],
+            "evil.example.org": [[EVIL]],
+        }
+        yield world
+
+
+@pytest.fixture
+def boxes(world: Internet) -> Iterator[Boxes]:
+    made: list[Sandbox] = []
+
+    def make(network: Egress) -> Sandbox:
+        made.append(Sandbox.from_spec(SandboxSpec.of(memory="256Mi", disk="32Mi", network=network), outside=world))
+        return made[-1]
+
+    yield make
+    for box in made:
+        box.terminate()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 AS_NOBODY = """
-import asyncio, json, logging, os, shutil, subprocess, sys, time
+import asyncio, concurrent.futures.thread, json, logging, os, shutil, subprocess, sys, time
 import sandmill.sandboxes
-from sandmill.sandboxes import Sandbox, list_sandboxes, probe
+from sandmill.sandboxes import Egress, Sandbox, list_sandboxes, probe
 os.setgroups([]); os.setresgid(54321, 54321, 54321); os.setresuid(54321, 54321, 54321)
 logging.basicConfig(stream=sys.stderr, format="%(message)s")
 facts = {}
@@ -50,6 +50,12 @@ with Sandbox.create(memory="128Mi", disk="4Mi", files={"a/b": b"in"}) as box:
     except Exception as error:
         fact("root", type(error).__name__)
     fact("listed", [record.id == box.id for record in list_sandboxes()])
+ask = "import socket\\nfor name in ('a.example.org', 'b.org'):\\n  try: print(socket.gethostbyname(name))\\n  except OSError: print('no')"
+with Sandbox.create(memory="128Mi", disk="4Mi", network=Egress.allow("a.example.org")) as box:
+    fact("egress", [box.run("python3", "-c", ask).stdout.decode(), [(entry.host, entry.port) for entry in box.blocked]])
+with Sandbox.create(memory="128Mi", disk="4Mi", network=Egress.open()) as box:
+    box.run("python3", "-c", "import socket; socket.create_connection(('10.0.0.1', 99), timeout=2).recv(1)")
+    fact("open egress", [(entry.host, entry.port) for entry in box.blocked])
 fact("ready", probe().ready)
 print(json.dumps(facts))
 """
@@ -100,6 +106,8 @@ def test_rootless_sandboxes_isolate_and_say_what_they_lack(state: Path) -> None:
         "files": ["in", "out", "out"],
         "root": "ExecFailed",
         "listed": [True],
+        "egress": ["198.18.0.1\nno\n", [["b.org", 53]]],
+        "open egress": [["10.0.0.1", 99]],
         "ready": True,
     }
 

@@ -284,11 +284,11 @@ def _(work: Work) -> None:
     work["sb"].snapshot_filesystem()
 
 
-@sdk("Sandbox.create(network=Egress.open())", refused="Unsupported", why="sandboxes have no network yet")
+@sdk("Sandbox.create(network=Egress.open())")
 def _(work: Work) -> None:
     import nodus
 
-    nodus.Sandbox.create(network=nodus.Egress.open())
+    nodus.Sandbox.create(network=nodus.Egress.open()).terminate()
 
 
 @sdk("Sandbox.create(network=Egress.allow(...))", refused="Unsupported", why="the SDK itself refuses it before sending")

@@ -13,7 +13,7 @@ import pytest
 from server_process import KEY, Server, serving
 
 import sandmill
-from sandmill.errors import ConfigError, ExecFailed, ExecTimeout, IsolationUnavailable, SandboxFileError, SandboxGone
+from sandmill.errors import ConfigError, ExecFailed, ExecTimeout, ImageError, IsolationUnavailable, SandboxFileError, SandboxGone
 from sandmill.sandboxes import PIPE, Egress, Pool, SandboxSpec
 
 SMALL = {"memory": "256Mi", "disk": "32Mi"}
@@ -153,10 +153,21 @@ def test_the_end(where: str) -> None:
 def test_what_is_refused(where: str) -> None:
     with pytest.raises(ConfigError):
         sandmill.Sandbox.create(cpu=0)
-    with pytest.raises(ConfigError):
+    with pytest.raises(ImageError):
         sandmill.Sandbox.create(image="no/such")
-    with pytest.raises(IsolationUnavailable):
-        sandmill.Sandbox.create(**SMALL, network=Egress.open())
+    with pytest.raises(ConfigError):
+        sandmill.Sandbox.create(**SMALL, workdir="/usr/x")
+
+
+def test_with_a_network(where: str) -> None:
+    """The policy travels: on either side, an allowed name is answered and another one is not."""
+    names = "import socket\nfor name in ('a.example.org', 'pypi.org'): print(socket.gethostbyname(name))\nsocket.gethostbyname('b.org')"
+    with sandmill.Sandbox.create(**SMALL, network=Egress.allow("*.example.org", presets=["pypi"])) as box:
+        done = box.run("python3", "-c", names)
+        assert done.stdout == b"198.18.0.1\n198.18.0.2\n"
+        assert b"gaierror" in done.stderr
+    with sandmill.Sandbox.create(**SMALL, network=Egress.open()) as box:
+        assert b"Connection re" in box.run("python3", "-c", "import socket; socket.create_connection(('10.0.0.1', 9)).recv(1)").stderr
 
 
 def test_asynchronously_and_from_a_pool(where: str) -> None:
@@ -221,3 +232,17 @@ def test_killed_server_is_a_lost_sandbox(monkeypatch: pytest.MonkeyPatch, tmp_pa
             process.wait(timeout=40)
         with pytest.raises(SandboxGone, match="server ended"):
             box.run("true")
+
+
+def test_files_of_a_sandbox_on_a_server_are_the_servers(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SANDMILL_API_KEY", KEY)
+    with pytest.raises(ConfigError, match="Ephemeral"):
+        sandmill.Sandbox.create(**SMALL, server=server.url, continuity="Snapshotted")
+    with sandmill.Sandbox.create(**SMALL, server=server.url) as box:
+        for attempt in (box.snapshot_filesystem, lambda: box.fork(2), box.freeze, lambda: box.halt(keep=True)):
+            with pytest.raises(IsolationUnavailable, match="on a server"):
+                attempt()
+        assert box.run("echo", "alive").stdout == b"alive\n"
+        assert box.halt() is None
+        with pytest.raises(IsolationUnavailable, match="on a server"):
+            box.start()

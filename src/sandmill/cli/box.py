@@ -36,21 +36,33 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     memory: str
     disk: str
     env: Mapping[str, str]
-    workdir: str
+    workdir: str | None
+    image: str | None
     files: Mapping[str, bytes]
     user: str
 
     @classmethod
-    def of(cls, *, cpu: str, memory: str, disk: str, env: Sequence[str], workdir: str, files: Sequence[str], user: str | None) -> Wanted:
+    def of(
+        cls,
+        *,
+        cpu: str,
+        memory: str,
+        disk: str,
+        env: Sequence[str],
+        workdir: str | None,
+        image: str | None,
+        files: Sequence[str],
+        user: str | None,
+    ) -> Wanted:
         """From the words of a command line. Raises ConfigError naming the option."""
         variables = dict(_pair(text, "=", "--env", "NAME=VALUE") for text in env)
         copies = [_pair(text, ":", "--file", "HOST:BOX") for text in files]
         contents = {box: _contents(Path(host)) for host, box in copies}
-        return cls(cpu=cpu, memory=memory, disk=disk, env=variables, workdir=workdir, files=contents, user=user or "user")
+        return cls(cpu=cpu, memory=memory, disk=disk, env=variables, workdir=workdir, image=image, files=contents, user=user or "user")
 
     def create(self) -> Sandbox:
         """The sandbox, alive, with its files in place. Raises ConfigError, SandboxError."""
-        sandbox = Sandbox.create(cpu=self.cpu, memory=self.memory, disk=self.disk, env=self.env, workdir=self.workdir)
+        sandbox = Sandbox.create(cpu=self.cpu, memory=self.memory, disk=self.disk, env=self.env, workdir=self.workdir, image=self.image)
         try:
             if self.files:
                 sandbox.write_files(self.files, user=self.user)

@@ -19,7 +19,8 @@ Cpu = Annotated[str, typer.Option("--cpu", metavar="CORES", help='Cores, such as
 Memory = Annotated[str, typer.Option("--memory", metavar="SIZE", help="Memory limit.")]
 Disk = Annotated[str, typer.Option("--disk", metavar="SIZE", help="Limit of everything it writes.")]
 Env = Annotated[list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="An environment variable; may be repeated.")]
-Workdir = Annotated[str, typer.Option("--workdir", metavar="PATH", help="Where the command starts.")]
+Workdir = Annotated[str | None, typer.Option("--workdir", metavar="PATH", help="Where the command starts. Default: /workspace.")]
+Image = Annotated[str | None, typer.Option("--image", metavar="IMAGE", help="A name, a digest, oci:PATH or docker-archive:PATH.")]
 Files = Annotated[list[str] | None, typer.Option("--file", metavar="HOST:BOX", help="Copies a file in; may be repeated.")]
 User = Annotated[str | None, typer.Option("--user", metavar="NAME", help="Who runs it: user (default) or root of the sandbox.")]
 
@@ -32,7 +33,8 @@ def run(
     disk: Disk = "1Gi",
     timeout: Annotated[str | None, typer.Option("--timeout", metavar="TIME", help="Kills the command after so long.")] = None,
     env: Env = None,
-    workdir: Workdir = "/workspace",
+    workdir: Workdir = None,
+    image: Image = None,
     file: Files = None,
     user: User = None,
     stdin: Annotated[bool, typer.Option("-i", "--stdin", help="Passes standard input on; by default the command has none.")] = False,
@@ -40,7 +42,7 @@ def run(
     """Runs one command in a fresh sandbox; its output and exit code are this command's."""
     from sandmill.cli import box
 
-    wanted = box.Wanted.of(cpu=cpu, memory=memory, disk=disk, env=env or [], workdir=workdir, files=file or [], user=user)
+    wanted = box.Wanted.of(cpu=cpu, memory=memory, disk=disk, env=env or [], workdir=workdir, image=image, files=file or [], user=user)
     raise typer.Exit(carried(lambda: box.run(command, wanted, timeout=timeout, interactive=stdin)))
 
 
@@ -50,7 +52,8 @@ def shell(
     memory: Memory = "2Gi",
     disk: Disk = "1Gi",
     env: Env = None,
-    workdir: Workdir = "/workspace",
+    workdir: Workdir = None,
+    image: Image = None,
     file: Files = None,
     user: User = None,
 ) -> None:
@@ -58,7 +61,7 @@ def shell(
     from sandmill.cli import box_shell
     from sandmill.cli.box import Wanted
 
-    wanted = Wanted.of(cpu=cpu, memory=memory, disk=disk, env=env or [], workdir=workdir, files=file or [], user=user)
+    wanted = Wanted.of(cpu=cpu, memory=memory, disk=disk, env=env or [], workdir=workdir, image=image, files=file or [], user=user)
     raise typer.Exit(carried(lambda: box_shell.shell(wanted)))
 
 

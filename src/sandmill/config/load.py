@@ -13,7 +13,8 @@ import msgspec
 
 from sandmill.config.check import Checker, locate, nearest, printable
 from sandmill.config.document import MAX_BYTES, OPTION, Node, parse_document, parse_value, shortened
-from sandmill.config.manifest import Manifest
+from sandmill.config.hosts import parse_hosts
+from sandmill.config.manifest import EgressPolicy, EgressSection, Manifest
 from sandmill.config.quantities import parse_bytes, parse_duration, parse_usd
 from sandmill.errors import ConfigError
 
@@ -153,11 +154,26 @@ def _consistent(manifest: Manifest, root: Node) -> Manifest:
     for field, names in lists.items():
         if not names or len(set(names)) != len(names) or not all(name.strip() for name in names):
             raise _refusal(root, field, "expected a list of different names, found " + (", ".join(map(repr, names)) or "an empty list"))
+    if spec.sandbox.network is not None:
+        _check_egress(root, spec.sandbox.network.egress)
     return msgspec.structs.replace(
         manifest,
         api_version=API_VERSIONS[manifest.api_version],
         spec=msgspec.structs.replace(spec, runtime=RUNTIMES[spec.runtime]),
     )
+
+
+def _check_egress(root: Node, egress: EgressSection) -> None:
+    place = "spec.sandbox.network.egress"
+    for key, hosts, presets in (("allow", egress.allow, ()), ("presets", (), egress.presets)):
+        try:
+            named = parse_hosts(hosts, presets)
+        except ConfigError as error:
+            raise _refusal(root, f"{place}.{key}", error.message) from None
+        if named and egress.policy is not EgressPolicy.ALLOW_LIST:
+            raise _refusal(root, f"{place}.{key}", f"has no effect with policy {egress.policy}; write policy: AllowList or drop it")
+    if egress.policy is EgressPolicy.ALLOW_LIST and not (egress.allow or egress.presets):
+        raise _refusal(root, f"{place}.policy", "AllowList needs at least one host in allow or one of presets; Deny is no network at all")
 
 
 def _check_amount(root: Node, field: str, parse: Callable[[str], object]) -> None:

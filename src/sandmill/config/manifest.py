@@ -164,6 +164,30 @@ class EvaluationSection(Section, frozen=True):
     min_comparison_tasks: Annotated[int, Meta(ge=16)] = 16
 
 
+class EgressPolicy(enum.StrEnum):
+    """What a sandbox may reach."""
+
+    DENY = "Deny"
+    ALLOW_LIST = "AllowList"
+    """The host names of `allow` and `presets`, over TLS and plain HTTP."""
+    OPEN = "Open"
+    """Everything over TCP but private ranges and cloud metadata."""
+
+
+class EgressSection(Section, frozen=True):
+    """Network egress. `allow`: "pypi.org", "*.example.org"; `presets`: names of config/hosts.py."""
+
+    policy: EgressPolicy = EgressPolicy.DENY
+    allow: tuple[str, ...] = ()
+    presets: tuple[str, ...] = ()
+
+
+class NetworkSection(Section, frozen=True):
+    """The sandbox's network."""
+
+    egress: EgressSection = EgressSection()
+
+
 class SandboxSection(Section, frozen=True):
     """Limits of each episode's sandbox. Strings are Kubernetes quantities and Go durations."""
 
@@ -173,6 +197,8 @@ class SandboxSection(Section, frozen=True):
     command_timeout: str = "10s"
     max_observation: Positive = 2000
     """Characters of a command's output shown to the model; the rest is dropped with a flag."""
+    network: NetworkSection | None = None
+    """null: what the environment asks for, which is no network unless it says so."""
 
 
 class ResourcesSection(Section, frozen=True):

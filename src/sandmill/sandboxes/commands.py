@@ -11,8 +11,8 @@ from typing import Final
 
 from sandmill.errors import ConfigError, ExecFailed
 from sandmill.sandboxes.backends.native import wire
-from sandmill.sandboxes.backends.native.node import USER_UID
 from sandmill.sandboxes.files import absolute
+from sandmill.sandboxes.images import HOST, Image
 from sandmill.sandboxes.spec import SandboxSpec, check_env
 
 _LARGEST_MAX_OUTPUT: Final = 64 << 20
@@ -26,7 +26,7 @@ _BASE_ENV: Final = {
     "SHELL": "/bin/bash",
     "TERM": "dumb",
 }
-_USERS: Final = {"user": (USER_UID, {"HOME": "/home/user", "USER": "user"}), "root": (0, {"HOME": "/root", "USER": "root"})}
+_MOST_IDS: Final = 65536
 
 Three = tuple[int, int, int]
 """Descriptors of standard input, output and error."""
@@ -35,19 +35,33 @@ Three = tuple[int, int, int]
 class Commands:
     """One sandbox's commands, with everything that does not change between them worked out once."""
 
-    def __init__(self, spec: SandboxSpec, *, rootless: bool) -> None:
+    def __init__(self, spec: SandboxSpec, *, rootless: bool, image: Image = HOST) -> None:
         self._spec = spec
         self._rootless = rootless
-        self._env = {user: _block(_BASE_ENV | extra | dict(spec.env)) for user, (_, extra) in _USERS.items()}
+        # A foreign image need not have bash, and then naming it would mislead.
+        self._base = _BASE_ENV if image.on_host else {name: value for name, value in _BASE_ENV.items() if name != "SHELL"}
+        own = image.account
+        self._users = {
+            "root": (0, {"HOME": "/root", "USER": "root"}),
+            "user": (wire.identity(own.uid, own.gid), {"HOME": own.home, "USER": own.name}),
+        }
+        self._users.setdefault(own.name, self._users["user"])
+        self._env = {user: _block(self._base | extra | dict(spec.env)) for user, (_, extra) in self._users.items()}
         self._workdir = wire.encode(spec.workdir)
 
-    def uid(self, user: str) -> int:
-        """The uid inside the sandbox. Raises ConfigError, ExecFailed."""
-        if user not in _USERS:
-            raise ConfigError(f"user must be 'user' or 'root' (inside the sandbox), not {user!r}", field="user")
-        if user == "root" and self._rootless:
+    def who(self, user: str) -> int:
+        """`user`, `root`, the image's own user or a number (its group's too), as wire.identity. Raises ConfigError, ExecFailed."""
+        who = self._user(user)[0]
+        if who != self._users["user"][0] and self._rootless:
             raise ExecFailed(errno.EPERM, "there is no in-sandbox root when Sandmill itself runs without root")
-        return _USERS[user][0]
+        return who
+
+    def _user(self, user: str) -> tuple[int, Mapping[str, str]]:
+        if user not in self._users and user.isascii() and user.isdecimal() and int(user) < _MOST_IDS:
+            return wire.identity(int(user), int(user)), {"HOME": "/", "USER": user}
+        if user not in self._users:
+            raise ConfigError(f"user must be 'user' or 'root' (inside the sandbox) or a number, not {user!r}", field="user")
+        return self._users[user]
 
     def message(
         self,
@@ -63,15 +77,16 @@ class Commands:
         fds: tuple[int, ...] = (),
     ) -> wire.Message:
         """The message that starts it under `id`. Raises ExecFailed for what execve could not carry, ConfigError for a wrong option."""
-        uid = self.uid(user)
+        who = self.who(user)
         words = [wire.encode(word) for word in argv]
         if not words or any(b"\0" in word for word in words):
             raise ExecFailed(errno.EINVAL, "a command needs a program, and no argument may contain NUL")
-        block, count = self._env[user]
-        if env:
-            for name, value in env.items():
+        if env or user not in self._env:
+            for name, value in (env or {}).items():
                 check_env(name, value)
-            block, count = _block(_BASE_ENV | _USERS[user][1] | dict(self._spec.env) | dict(env))
+            block, count = _block(self._base | dict(self._user(user)[1]) | dict(self._spec.env) | dict(env or {}))
+        else:
+            block, count = self._env[user]
         if workdir is None:
             cwd, flags = self._workdir, flags | wire.EXEC_HOME
         else:
@@ -82,7 +97,7 @@ class Commands:
             id,
             payload,
             flags=flags,
-            uid=uid,
+            who=who,
             first=len(words),
             second=count,
             stdin_bytes=len(stdin),

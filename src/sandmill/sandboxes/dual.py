@@ -103,6 +103,21 @@ async def hop(work: Coroutine[Any, Any, R]) -> R:
     return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, home))
 
 
+async def in_thread(work: Callable[[], R], undo: Callable[[R], object] | None = None) -> R:
+    """Runs blocking `work` beside the loop, and waits for its end even when cancelled: half-done, it would leave things behind.
+
+    `undo` takes back what it came to when nobody is left to take it.
+    """
+    future = asyncio.get_running_loop().run_in_executor(None, work)
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        await asyncio.wait([future])
+        if future.done() and not future.cancelled() and future.exception() is None and undo is not None:
+            undo(future.result())
+        raise
+
+
 class Dual(Generic[P, R]):
     """A bound operation: call it to block, await `.aio(...)` to not."""
 

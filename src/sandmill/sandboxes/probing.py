@@ -16,12 +16,14 @@ from sandmill.errors import SandmillError
 from sandmill.sandboxes.backends.native import cgroups, state
 from sandmill.sandboxes.backends.native.node import WARDEN
 from sandmill.sandboxes.dual import block_on
+from sandmill.sandboxes.images import store
 from sandmill.sandboxes.sandbox import Sandbox
-from sandmill.sandboxes.spec import SandboxSpec
+from sandmill.sandboxes.spec import Egress, SandboxSpec
 
 _OLDEST_KERNEL = (5, 11)
 _WHOLE_OVERLAY_KERNEL = (6, 6)
 _CHECK_SPEC = SandboxSpec(memory_bytes=64 << 20, disk_bytes=4 << 20, timeout_s=60.0)
+_NO_NETWORK = Egress.deny()
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +57,11 @@ def _findings() -> Iterator[Finding]:
     yield kernel
     yield _warden()
     if WARDEN.exists() and kernel.ok:
-        yield _trial()
+        trial = _trial()
+        yield trial
+        if trial.ok:
+            yield _network()
+            yield _images()
     yield _root()
     yield _limits()
     yield _overlay()
@@ -79,8 +85,8 @@ def _warden() -> Finding:
     return Finding(name="sandbox warden", ok=good, says="built" if good else "not built with this installation", fix=fix, needed=True)
 
 
-async def _try() -> str:
-    async with await Sandbox.from_spec.aio(_CHECK_SPEC, name="probe") as sandbox:
+async def _try(network: Egress = _NO_NETWORK) -> str:
+    async with await Sandbox.from_spec.aio(msgspec.structs.replace(_CHECK_SPEC, network=network), name="probe", server="") as sandbox:
         done = await sandbox.run.aio("sh", "-c", "id -u; cat /proc/1/environ", timeout=10)
         return done.stdout.decode("utf-8", "replace").strip()
 
@@ -91,6 +97,41 @@ def _trial() -> Finding:
     except (SandmillError, OSError) as error:
         return Finding(name="sandboxes", ok=False, says=str(error), fix=_unlock(), needed=True)
     return Finding(name="sandboxes", ok=uid == "1000", says=f"made one, ran a command in it as uid {uid}, removed it", needed=True)
+
+
+def _network() -> Finding:
+    """Named hosts need nothing but what sandboxes need anyway; open egress needs the kernel's nf_tables."""
+    try:
+        block_on(_try(Egress.allow("example.org")))
+    except (SandmillError, OSError) as error:
+        return Finding(name="sandbox network", ok=False, says=str(error), fix="use sandboxes without a network, which is the default")
+    try:
+        block_on(_try(Egress.open()))
+    except (SandmillError, OSError) as error:
+        fix = "load the kernel's nf_tables, nft_redir and nf_conntrack, or allow hosts by name"
+        return Finding(name="sandbox network", ok=False, says=f"to named hosts only: {error}", fix=fix)
+    return Finding(name="sandbox network", ok=True, says="none by default; to named hosts or to every public address where asked for")
+
+
+async def _try_image() -> None:
+    async with await Sandbox.from_spec.aio(_CHECK_SPEC, name="probe", server="") as sandbox:
+        for copy in await sandbox.fork.aio(1):
+            await copy.terminate.aio()
+
+
+def _images() -> Finding:
+    name = "sandbox images"
+    try:
+        block_on(_try_image())
+    except (SandmillError, OSError) as error:
+        return Finding(name=name, ok=False, says=f"sandboxes cannot start from images: {error}", fix="set SANDMILL_STATE to another disk")
+    return Finding(
+        name=name, ok=True, says=f"made one, started a sandbox from it, removed both; at most {_store_limit()} of images are kept"
+    )
+
+
+def _store_limit() -> str:
+    return f"{store().limit_bytes / (1 << 30):.3g} GiB"
 
 
 def _unlock() -> str:

@@ -7,26 +7,34 @@ it: bytes and names are data, never instructions, paths or text to trust.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import secrets
+import socket
 import stat
 from collections.abc import Mapping
 from decimal import Decimal
 from types import TracebackType
 from typing import IO, Any, Final, Self
 
-from sandmill.errors import IsolationUnavailable, SandboxCreateFailed, SandboxFileError, SandboxGone
+from sandmill.errors import SandboxCreateFailed, SandboxFileError, SandboxGone
 from sandmill.sandboxes.backends.native import wire
 from sandmill.sandboxes.backends.native.agent import Agent
 from sandmill.sandboxes.backends.native.node import Birth, Node, node
 from sandmill.sandboxes.commands import Commands, Three, other_end, pipes
 from sandmill.sandboxes.dual import dual, dual_class
+from sandmill.sandboxes.egress.blocked import Blocked
+from sandmill.sandboxes.egress.handover import Handover
+from sandmill.sandboxes.egress.outside import Outside
+from sandmill.sandboxes.egress.proxy import EgressProxy
 from sandmill.sandboxes.files import FileEntry, absolute, entry_of, file_error, open_flags, place
+from sandmill.sandboxes.images import HOST, Image, Use, resolve
 from sandmill.sandboxes.lifetime import Lifetime
+from sandmill.sandboxes.preserving import Preserving
 from sandmill.sandboxes.process import Capture, Completed, Process, Stdin, exec_failed
 from sandmill.sandboxes.registry import SandboxRecord
-from sandmill.sandboxes.spec import Egress, EgressMode, SandboxSpec
+from sandmill.sandboxes.spec import Continuity, Egress, SandboxSpec
 
 DEFAULT_MAX_OUTPUT: Final = 1 << 20
 """Bytes of output kept per stream."""
@@ -36,10 +44,10 @@ _LAST_WORDS_S: Final = 0.5
 _LAST_WORDS_STEPS: Final = 50
 
 
-class Sandbox:
+class Sandbox(Preserving):
     """A live sandbox. Made by `Sandbox.create` or `Sandbox.from_spec`, ended by `terminate`, a `with` block, or its limits."""
 
-    def __init__(self, spec: SandboxSpec, owner: Node) -> None:
+    def __init__(self, spec: SandboxSpec, owner: Node, image: Image = HOST, use: Use | None = None) -> None:
         self.id = f"sb-{secrets.token_hex(6)}"
         self.name = self.id
         """Opaque: any string; never used as a path."""
@@ -51,7 +59,10 @@ class Sandbox:
         self._agent: Agent | None = None
         self._gone: SandboxGone | None = None
         self._ending: asyncio.Task[None] | None = None
-        self._commands = Commands(spec, rootless=owner.rootless)
+        self._egress: EgressProxy | None = None
+        self._outside: Outside | None = None
+        self._image, self._use = image, use
+        self._commands = Commands(spec, rootless=owner.rootless, image=image)
 
     @dual_class
     async def create(
@@ -66,8 +77,9 @@ class Sandbox:
         price_per_hour: int | float | str | Decimal | None = None,
         network: Egress | None = None,
         env: Mapping[str, str] | None = None,
-        workdir: str = "/workspace",
-        image: str | None = None,
+        workdir: str | None = None,
+        image: str | Image | None = None,
+        continuity: str = Continuity.EPHEMERAL,
         name: str | None = None,
         labels: Mapping[str, str] | None = None,
         files: Mapping[str, bytes] | None = None,
@@ -75,9 +87,14 @@ class Sandbox:
     ) -> Sandbox:
         """Creates a sandbox. `files` are written before it is handed out, by path relative to `workdir`.
 
+        `image`: an Image, a name or digest in the store, `oci:PATH[:TAG]` or `docker-archive:PATH[:NAME]`; its variables, workdir and user
+        hold where nothing else is said. None is this machine's own programs.
+
         `server` is the URL of a Sandmill server to create it on; without it, SANDMILL_API_URL, and without that, this machine ("": always).
-        Sizes are bytes or quantities (`"512Mi"`), durations seconds or Go durations (`"5m"`), costs dollars. Raises ConfigError,
-        IsolationUnavailable (this machine cannot; nothing was started), SandboxCreateFailed (nothing is left behind).
+
+        Sizes are bytes or quantities (`"512Mi"`), durations seconds or Go durations (`"5m"`), costs dollars. `network`: none, or
+        `Egress.allow("pypi.org", presets=["npm"])`, or `Egress.open()` (docs/network.md). Raises ConfigError, IsolationUnavailable (this
+        machine cannot; nothing was started), ImageError, SandboxCreateFailed (nothing is left behind).
         """
         spec = SandboxSpec.of(
             cpu=cpu,
@@ -90,7 +107,8 @@ class Sandbox:
             network=network,
             env=env,
             workdir=workdir,
-            image=image,
+            image=image.digest if isinstance(image, Image) else image,
+            continuity=continuity,
         )
         return await _create(cls, spec, files, name, labels, server)
 
@@ -103,9 +121,10 @@ class Sandbox:
         name: str | None = None,
         labels: Mapping[str, str] | None = None,
         server: str | None = None,
+        outside: Outside | None = None,
     ) -> Sandbox:
-        """`create` from a resolved spec."""
-        return await _create(cls, spec, files, name, labels, server)
+        """`create` from a resolved spec. `outside`: what lies beyond its egress, None for this machine's own network."""
+        return await _create(cls, spec, files, name, labels, server, outside)
 
     @property
     def alive(self) -> bool:
@@ -121,6 +140,11 @@ class Sandbox:
     def lacks(self) -> str | None:
         """One sentence on what this machine could not give it, None when everything holds (`sandmill doctor` shows the fix)."""
         return self._node.lacks
+
+    @property
+    def blocked(self) -> tuple[Blocked, ...]:
+        """What its network policy refused so far, at most 256 kinds; kept after its end. Names in it were chosen inside: data."""
+        return () if self._egress is None else self._egress.blocked
 
     @dual
     async def exec(
@@ -140,7 +164,7 @@ class Sandbox:
         `stdin`: None (closed), bytes or text to feed, or PIPE. `tty`: on a pseudo-terminal, whose one stream is `stdout`. After
         `timeout` seconds its whole process tree is killed. `max_output`: bytes per stream that wait unread at most (process.py).
         """
-        agent = self._live()
+        agent = await self._startable()
         feed = None if stdin is None or isinstance(stdin, Stdin) else wire.encode(stdin)
         ours, theirs = await self._terminal(user) if tty else pipes(with_stdin=stdin is not None)
         process = Process(agent, ours[1], ours[2], ours[0], text=text, max_output=max_output, timeout_s=timeout)
@@ -170,7 +194,7 @@ class Sandbox:
         After `timeout` seconds the command's whole process tree is killed and what it wrote is returned. Raises ExecFailed
         (nothing ran), SandboxGone.
         """
-        agent, loop = self._live(), asyncio.get_running_loop()
+        agent, loop = await self._startable(), asyncio.get_running_loop()
         capture = Capture(loop.create_future())
         id = agent.listen(capture)
         flags = wire.EXEC_CAPTURE | (wire.EXEC_MERGE if merge_stderr else 0)
@@ -262,6 +286,7 @@ class Sandbox:
     async def terminate(self) -> None:
         """Ends the sandbox; returns when no process, mount, control group or file of it is left. Idempotent, safe while cancelled."""
         await self.stop("terminated")
+        await self.forget_files()
 
     def __enter__(self) -> Self:
         return self
@@ -304,9 +329,16 @@ class Sandbox:
             workdir=self.spec.workdir,
         )
 
-    async def begin(self, files: bytes) -> None:
+    async def begin(self, files: bytes, outside: Outside | None = None) -> None:
         """Comes to life. On the sandbox loop, once."""
-        self._birth = birth = await self._node.create(self.spec, files)
+        self._outside = outside
+        with Handover(self.spec.network) as handover:
+            await self._be_born(files, handover.theirs)
+            self._egress = await handover.proxy(outside)
+
+    async def _be_born(self, files: bytes, egress: socket.socket | None) -> None:
+        base = self._image.base if self._image.layers else None
+        self._birth = birth = await self._node.create(self.spec, files, base, egress)
         self._agent = agent = Agent(birth.agent, self._lost, self._hurry)
         ready = agent.expect_ready()
         try:
@@ -319,18 +351,42 @@ class Sandbox:
         if reply.status:
             raise file_error(reply.status, reply.data.decode("utf-8", "replace"))
 
+    async def _sibling(self, spec: SandboxSpec, image: Image, use: Use, name: str | None) -> Sandbox:
+        return await _bear(type(self), self._node, spec, image, use, b"", name, self.labels, self._outside)
+
+    async def _revive(self, spec: SandboxSpec, image: Image, use: Use | None) -> None:
+        self.spec, self._image, self._use, self._frozen = spec, image, use, False
+        self._birth = self._agent = self._gone = self._ending = None
+        self.lifetime = Lifetime(spec, asyncio.get_running_loop())
+        self._commands = Commands(spec, rootless=self._node.rootless, image=image)
+        try:
+            self._node = owner = await node()
+            async with owner.creations:
+                await self.begin(b"", self._outside)
+        except BaseException:
+            await self.stop("it could not be started again")
+            raise
+        self.hand_out(self.name, self.labels)
+
     async def _end(self, reason: str, gently: bool) -> None:
         self.lifetime.stop(reason)
         first = self._gone is None
         self._gone = self._gone or SandboxGone(self.name, reason)
         if gently and first and self._agent is not None:
             await self._end_commands(self._agent)
+            if self.spec.continuity is Continuity.SNAPSHOTTED and self._birth is not None:
+                await self.try_keep_files(self._agent)
         account = None if self._birth is None else await self._node.destroy(self._birth.slot)
         if not first and account is not None and account.oom_kills:
             self._gone = SandboxGone(self.name, "its init was killed for lack of memory")
         if self._agent is not None:
             self._agent.close(self._gone)
+        if self._egress is not None:
+            with contextlib.suppress(TimeoutError):
+                await self._egress.close()
         self._node.registry.remove(self.id)
+        if self._use is not None or self._last is not None:
+            await self.let_go()
 
     async def _end_commands(self, agent: Agent) -> None:
         """Kills what runs and gives each command a moment to hand over its output."""
@@ -352,6 +408,12 @@ class Sandbox:
         if self._ending is None:
             self._ending = asyncio.get_running_loop().create_task(self._end(self._gone.reason, False))
 
+    async def _startable(self) -> Agent:
+        """Where a command may start now; while its files are copied, none does."""
+        if self._frozen or self._copying is not None:
+            await self._await_copy()
+        return self._live()
+
     def _live(self) -> Agent:
         if self._gone is not None:
             raise SandboxGone(self._gone.sandbox, self._gone.reason)
@@ -371,7 +433,7 @@ class Sandbox:
 
     async def _path_request(self, op: int, path: str, user: str, *, flags: int = 0, first: int = 0, second: int = 0) -> int:
         reply, fd = await self._live().ask(
-            op, absolute(path, self.spec.workdir) + b"\0", flags=flags, uid=self._commands.uid(user), first=first, second=second
+            op, absolute(path, self.spec.workdir) + b"\0", flags=flags, who=self._commands.who(user), first=first, second=second
         )
         if reply.status:
             raise file_error(reply.status, path)
@@ -390,8 +452,11 @@ class Sandbox:
         return fd
 
     async def _write(self, files: Mapping[str, bytes], user: str) -> None:
-        payload = place(files, self.spec.workdir)
-        reply, _ = await self._live().ask(wire.WRITE, payload, uid=self._commands.uid(user))
+        await self.write_batch(place(files, self.spec.workdir), user)
+
+    async def write_batch(self, payload: bytes, user: str) -> None:
+        """Files, folders and links as one batch (wire.py). On the sandbox loop. Raises SandboxFileError naming the first that failed."""
+        reply, _ = await self._live().ask(wire.WRITE, payload, who=self._commands.who(user))
         if reply.status:
             raise file_error(reply.status, reply.data.decode("utf-8", "replace"))
 
@@ -413,19 +478,39 @@ async def _create(
     name: str | None,
     labels: Mapping[str, str] | None,
     server: str | None = None,
+    outside: Outside | None = None,
 ) -> Sandbox:
     if url := os.environ.get("SANDMILL_API_URL") if server is None else server:
         from sandmill.sandboxes.backends.remote.sandbox import create_remote
 
         return await create_remote(url, spec, files, name, labels)
-    if spec.network.mode is not EgressMode.DENY:
-        raise IsolationUnavailable("this backend gives sandboxes no network at all; use Egress.deny() (nothing was started)")
-    payload = place(files or {}, spec.workdir)
-    owner = await node()
+    spec, image, use = await resolve(spec)
+    try:
+        payload = place(files or {}, spec.workdir)
+        owner = await node()
+    except BaseException:
+        if use is not None:
+            use.release()
+        raise
+    return await _bear(cls, owner, spec, image, use, payload, name, labels, outside)
+
+
+async def _bear(
+    cls: type[Sandbox],
+    owner: Node,
+    spec: SandboxSpec,
+    image: Image,
+    use: Use | None,
+    payload: bytes,
+    name: str | None,
+    labels: Mapping[str, str] | None,
+    outside: Outside | None,
+) -> Sandbox:
+    """A sandbox that lives, or nothing of it. Owns `use`."""
     async with owner.creations:
-        sandbox = cls(spec, owner)
+        sandbox = cls(spec, owner, image, use)
         try:
-            await sandbox.begin(payload)
+            await sandbox.begin(payload, outside)
         except BaseException:
             await sandbox.stop("creation failed")
             raise

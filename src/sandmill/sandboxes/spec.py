@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import enum
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from typing import Final
 
 import msgspec
 
+from sandmill.config.hosts import parse_hosts
+from sandmill.config.manifest import EgressPolicy, EgressSection
 from sandmill.config.quantities import parse_bytes, parse_cpu, parse_duration, parse_usd
 from sandmill.errors import ConfigError
 
@@ -23,6 +25,9 @@ _LIST_PRICE_MEMORY_BYTES: Final = 2 << 30
 _LEAST_MEMORY_BYTES: Final = 16 << 20
 _LEAST_DISK_BYTES: Final = 1 << 20
 PROCESS_LIMIT: Final = 256
+DEFAULT_WORKDIR: Final = "/workspace"
+_KERNEL_FOLDERS: Final = frozenset({"", "proc", "sys", "dev"})
+_SYSTEM_FOLDERS: Final = _KERNEL_FOLDERS | {"usr", "bin", "sbin", "lib", "lib64", "etc"}
 
 
 class EgressMode(enum.StrEnum):
@@ -34,10 +39,20 @@ class EgressMode(enum.StrEnum):
 
 
 class Egress(msgspec.Struct, frozen=True):
-    """A network policy. `Egress.deny()` is the default: an empty network namespace with nothing but its own loopback."""
+    """A network policy. `Egress.deny()` is the default: an empty network namespace with nothing but its own loopback.
+
+    `hosts` and `presets` as they were written; `patterns` is what they come to.
+    """
 
     mode: EgressMode = EgressMode.DENY
     hosts: tuple[str, ...] = ()
+    presets: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.mode is EgressMode.ALLOW and not self.patterns:
+            raise ConfigError("allows no host; name some, or a preset, or use Egress.deny()", field="network")
+        if self.mode is not EgressMode.ALLOW and (self.hosts or self.presets):
+            raise ConfigError(f"hosts can be named only in a policy that allows some, not in {self.mode.value!r}", field="network")
 
     @classmethod
     def deny(cls) -> Egress:
@@ -46,13 +61,36 @@ class Egress(msgspec.Struct, frozen=True):
 
     @classmethod
     def open(cls) -> Egress:
-        """Everything but private ranges and cloud metadata addresses."""
+        """Everything over TCP but private ranges, this machine itself and cloud metadata addresses."""
         return cls(EgressMode.OPEN)
 
     @classmethod
-    def allow(cls, *hosts: str) -> Egress:
-        """Only these host names."""
-        return cls(EgressMode.ALLOW, tuple(hosts))
+    def allow(cls, *hosts: str, presets: Iterable[str] = ()) -> Egress:
+        """Only these host names ("pypi.org", "*.example.org") and those of the presets (config/hosts.py), over TLS and HTTP.
+
+        Raises ConfigError naming what is no host name or no preset.
+        """
+        return cls(EgressMode.ALLOW, tuple(hosts), (presets,) if isinstance(presets, str) else tuple(presets))
+
+    @classmethod
+    def of(cls, section: EgressSection) -> Egress:
+        """The policy that a manifest asks for. Raises ConfigError."""
+        mode = {EgressPolicy.DENY: EgressMode.DENY, EgressPolicy.ALLOW_LIST: EgressMode.ALLOW, EgressPolicy.OPEN: EgressMode.OPEN}
+        return cls(mode[section.policy], section.allow, section.presets)
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """The host names that are allowed, in the form in which they are compared."""
+        return parse_hosts(self.hosts, self.presets, field="network")
+
+
+class Continuity(enum.StrEnum):
+    """What a stop leaves of a sandbox."""
+
+    EPHEMERAL = "Ephemeral"
+    """Nothing: every start is empty."""
+    SNAPSHOTTED = "Snapshotted"
+    """Its files, which the next start finds again."""
 
 
 class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,9 +110,12 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
     """None: the list price scaled to this size, used only when `max_cost_microusd` is set."""
     network: Egress = Egress()
     env: Mapping[str, str] = {}
-    workdir: str = "/workspace"
+    workdir: str = DEFAULT_WORKDIR
+    """Empty: as the image says."""
     image: str | None = None
-    """None is the only value so far: the host's own programs under `/usr`, read-only, and an /etc cut down to what they need."""
+    """None: the host's own programs under `/usr`, read-only, and an /etc cut down to what they need. Else a name or digest in the image
+    store, `oci:PATH[:TAG]` or `docker-archive:PATH[:NAME]`."""
+    continuity: Continuity = Continuity.EPHEMERAL
 
     @classmethod
     def of(
@@ -89,8 +130,9 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
         price_per_hour: int | float | str | Decimal | None = None,
         network: Egress | None = None,
         env: Mapping[str, str] | None = None,
-        workdir: str = "/workspace",
+        workdir: str | None = None,
         image: str | None = None,
+        continuity: str = Continuity.EPHEMERAL,
     ) -> SandboxSpec:
         """Resolves quantities, durations and dollars. Raises ConfigError naming the field."""
         return cls(
@@ -103,8 +145,9 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
             price_microusd_per_hour=None if price_per_hour is None else parse_usd(price_per_hour, field="price_per_hour"),
             network=network or Egress(),
             env=dict(env or {}),
-            workdir=workdir,
+            workdir=workdir if workdir is not None else DEFAULT_WORKDIR if image is None else "",
             image=image,
+            continuity=_continuity(continuity),
         )
 
     def __post_init__(self) -> None:
@@ -117,14 +160,18 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
         for field, seconds in (("timeout", self.timeout_s), ("idle_timeout", self.idle_timeout_s)):
             if not seconds > 0:
                 raise ConfigError(f"{field} must be longer than zero, not {seconds}", field=field)
-        if not self.workdir.startswith("/") or posixpath.normpath(self.workdir) != self.workdir or "\0" in self.workdir:
-            raise ConfigError(f"workdir must be an absolute path without '..', not {self.workdir!r}", field="workdir")
-        if self.workdir.split("/")[1] in {"", "usr", "bin", "sbin", "lib", "lib64", "proc", "sys", "dev", "etc"}:
-            raise ConfigError(f"workdir must lie outside the system folders, not {self.workdir!r}", field="workdir")
+        self._check_workdir()
         for name, value in self.env.items():
             check_env(name, value)
-        if self.image is not None:
-            raise ConfigError(f"no such image {self.image!r}; leave it out to use this machine's own programs", field="image")
+
+    def _check_workdir(self) -> None:
+        if self.image is not None and not self.workdir:
+            return
+        if not self.workdir.startswith("/") or posixpath.normpath(self.workdir) != self.workdir or "\0" in self.workdir:
+            raise ConfigError(f"workdir must be an absolute path without '..', not {self.workdir!r}", field="workdir")
+        reserved = _SYSTEM_FOLDERS if self.image is None else _KERNEL_FOLDERS
+        if self.workdir.split("/")[1] in reserved:
+            raise ConfigError(f"workdir must lie outside the system folders, not {self.workdir!r}", field="workdir")
 
     @property
     def microusd_per_hour(self) -> int:
@@ -139,6 +186,13 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
         if self.max_cost_microusd is None or self.microusd_per_hour == 0:
             return self.timeout_s
         return min(self.timeout_s, self.max_cost_microusd / self.microusd_per_hour * 3600)
+
+
+def _continuity(text: str) -> Continuity:
+    try:
+        return Continuity(text)
+    except ValueError:
+        raise ConfigError(f"continuity must be Ephemeral or Snapshotted, not {text!r}", field="continuity") from None
 
 
 def check_env(name: str, value: str) -> None:

@@ -1,6 +1,6 @@
 """The one place where the server asks the sandbox layer for something. In: a spec as the API stores it. Out: live sandboxes, saved folders.
 
-What the sandbox layer cannot do yet is refused here, naming the field: egress other than Deny, images other than the built-in one,
+What the sandbox layer cannot do yet is refused here, naming the field: images other than the built-in one,
 snapshots of a whole file system. Whoever adds one of these to `sandmill.sandboxes` connects it here and nowhere else.
 """
 
@@ -13,10 +13,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from sandmill.config.hosts import parse_hosts
+from sandmill.config.manifest import EgressPolicy, EgressSection
 from sandmill.config.quantities import parse_bytes, parse_cpu, parse_duration
 from sandmill.errors import ConfigError, SandboxError, SandboxFileError
 from sandmill.reports.inert import inert
-from sandmill.sandboxes import PIPE, Sandbox, SandboxSpec
+from sandmill.sandboxes import PIPE, Egress, Sandbox, SandboxSpec
 from sandmill.server.refusals import Cause, Refusal
 from sandmill.server.specs import DEFAULT_IMAGE, WORKSPACE
 
@@ -31,11 +33,7 @@ SECRETS: Final = "/run/secrets"
 
 def check(spec: Mapping[str, Any]) -> None:
     """Refuses what no sandbox of this machine can be. Raises Refusal (Unsupported, ImageNotFound, Invalid)."""
-    policy = spec["network"]["egress"]["policy"]
-    if policy != "Deny":
-        field = "spec.network.egress.policy"
-        message = f"this server's sandboxes have no network yet; use Deny, not {policy}"
-        raise Refusal("Unsupported", message, causes=[Cause(field, "FieldValueNotSupported", message)], fix="use nodus.Egress.deny()")
+    _check_egress(spec["network"]["egress"])
     if spec["image"] != DEFAULT_IMAGE:
         message = f"there is no image {spec['image'][:200]!a}; the one image is {DEFAULT_IMAGE}"
         raise Refusal("ImageNotFound", message, causes=[Cause("spec.image", "FieldValueNotFound", message)])
@@ -44,6 +42,26 @@ def check(spec: Mapping[str, Any]) -> None:
     except ConfigError as error:
         field = {"workdir": "spec.workingDir", "env": "spec.env"}.get(error.field or "", f"spec.resources.{error.field}")
         raise Refusal("Invalid", error.message, causes=[Cause(field, "FieldValueInvalid", error.message)]) from error
+
+
+def _check_egress(asked: Mapping[str, Any]) -> None:
+    for key, hosts, presets in (("allow", asked.get("allow", ()), ()), ("presets", (), asked.get("presets", ()))):
+        try:
+            parse_hosts(hosts, presets)
+        except ConfigError as error:
+            raise Refusal(
+                "Invalid", error.message, causes=[Cause(f"spec.network.egress.{key}", "FieldValueInvalid", error.message)]
+            ) from error
+    try:
+        _egress(asked)
+    except ConfigError as error:
+        raise Refusal("Invalid", error.message, causes=[Cause("spec.network.egress.policy", "FieldValueInvalid", error.message)]) from error
+
+
+def _egress(asked: Mapping[str, Any]) -> Egress:
+    return Egress.of(
+        EgressSection(policy=EgressPolicy(asked["policy"]), allow=tuple(asked.get("allow", ())), presets=tuple(asked.get("presets", ())))
+    )
 
 
 def sandbox_spec(spec: Mapping[str, Any], env: Mapping[str, str], age_s: float) -> SandboxSpec:
@@ -56,6 +74,7 @@ def sandbox_spec(spec: Mapping[str, Any], env: Mapping[str, str], age_s: float) 
         disk_bytes=parse_bytes(resources["disk"], field="disk"),
         timeout_s=life_s + _BACKSTOP_S,
         idle_timeout_s=_NEVER_S,
+        network=_egress(spec["network"]["egress"]),
         env=dict(env),
         workdir=spec["workingDir"],
     )

@@ -39,7 +39,7 @@ def _spec(name: str) -> dict[str, Any]:
         "interruptible": False,
         "multiNode": False,
         "regionClass": "local",
-        "supports": {"gangs": False, "jobs": False, "restrictedEgress": False, "sandboxes": here, "workspaces": False},
+        "supports": {"gangs": False, "jobs": False, "restrictedEgress": here, "sandboxes": here, "workspaces": False},
     }
     if here:
         spec["machine"] = {"cpu": str(os.cpu_count() or 1)}

@@ -27,7 +27,7 @@ from sandmill.models.loading import LoadedModel
 from sandmill.models.lora_policy import LoraPolicy
 from sandmill.models.model import Sampling
 from sandmill.rollouts.arena import Arena, Limits, SandboxSource
-from sandmill.sandboxes import loop
+from sandmill.sandboxes import Egress, loop
 
 R = TypeVar("R")
 SMALL_MODEL_PARAMETERS = 10_000_000
@@ -121,6 +121,7 @@ async def _arena(spec: Spec, environment: Environment, engine: TorchEngine, dial
         cpu=spec.sandbox.cpu,
         memory_bytes=parse_bytes(spec.sandbox.memory, field="spec.sandbox.memory"),
         disk_bytes=parse_bytes(spec.sandbox.disk, field="spec.sandbox.disk"),
+        network=environment.sandbox.network if spec.sandbox.network is None else Egress.of(spec.sandbox.network.egress),
     )
     limits = Limits(
         max_turns=spec.parameters.max_turns,

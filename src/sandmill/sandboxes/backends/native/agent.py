@@ -66,6 +66,7 @@ class Agent:
         self._on_end = on_end
         self._hurry = hurry
         self._killing: set[int] = set()
+        self._closed: SandboxGone | None = None
         self._channel = Channel(self._loop, end, self._message, lambda: on_end(""))
 
     def expect_ready(self) -> asyncio.Future[tuple[wire.AgentReply, int]]:
@@ -94,12 +95,14 @@ class Agent:
         self._channel.send(wire.agent_request(wire.KILL_TREE, id))
 
     async def ask(
-        self, op: int, payload: bytes = b"", *, flags: int = 0, uid: int = 0, first: int = 0, second: int = 0
+        self, op: int, payload: bytes = b"", *, flags: int = 0, who: int = 0, first: int = 0, second: int = 0
     ) -> tuple[wire.AgentReply, int]:
-        """One request, one reply. Raises SandboxGone."""
+        """One request, one reply. Raises SandboxGone, also when the conversation is over: nobody would answer."""
+        if self._closed is not None:
+            raise SandboxGone(self._closed.sandbox, self._closed.reason)
         future: asyncio.Future[tuple[wire.AgentReply, int]] = self._loop.create_future()
         id = self.listen(_One(op, future))
-        self._channel.send(wire.agent_request(op, id, payload, flags=flags, uid=uid, first=first, second=second))
+        self._channel.send(wire.agent_request(op, id, payload, flags=flags, who=who, first=first, second=second))
         return await future
 
     @property
@@ -110,6 +113,7 @@ class Agent:
     def close(self, error: SandboxGone) -> None:
         """Ends the conversation from this side and tells everyone who waits. Idempotent."""
         self._channel.close()
+        self._closed = error
         listeners, self._listeners = self._listeners, {}
         for listener in listeners.values():
             listener.gone(error)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import errno
 import logging
 import os
 import resource
@@ -22,7 +23,7 @@ from sandmill.sandboxes import dual
 from sandmill.sandboxes.backends.native import cgroups, image, state, wire
 from sandmill.sandboxes.backends.native.channel import Channel
 from sandmill.sandboxes.registry import Registry
-from sandmill.sandboxes.spec import PROCESS_LIMIT, SandboxSpec
+from sandmill.sandboxes.spec import PROCESS_LIMIT, EgressMode, SandboxSpec
 
 WARDEN: Final = Path(__file__).parents[2] / "warden" / "warden"
 UID_BASE: Final = 0x7000_0000
@@ -31,6 +32,10 @@ USER_UID: Final = 1000
 _CONCURRENT_CREATIONS: Final = 16
 _ANSWER_S: Final = 30.0
 _LEAVE_S: Final = 10.0
+_EGRESS: Final = {EgressMode.DENY: 0, EgressMode.ALLOW: wire.EGRESS_ALLOW, EgressMode.OPEN: wire.EGRESS_OPEN}
+_NO_MAPPED_STORE: Final = (
+    "images need a state folder on a file system whose mounts can map ids (ext4, xfs, btrfs, tmpfs), which {} is not; set SANDMILL_STATE"
+)
 _log = logging.getLogger("sandmill.sandboxes")
 
 
@@ -40,6 +45,14 @@ class Birth(NamedTuple):
     slot: int
     pid: int
     agent: socket.socket
+
+
+class Base(NamedTuple):
+    """What an image gives a sandbox: names of layers in the store, the topmost first; and who its commands run as (wire.identity)."""
+
+    layers: tuple[str, ...]
+    on_host: bool
+    who: int
 
 
 class Node:
@@ -66,17 +79,26 @@ class Node:
             return f"sandboxes have no cpu limit and a memory limit only per process, because {self.plan.lack}"
         return None
 
-    async def create(self, spec: SandboxSpec, files: bytes) -> Birth:
-        """Asks for a sandbox; its agent reports by itself when it is ready. Raises SandboxCreateFailed."""
+    async def create(self, spec: SandboxSpec, files: bytes, base: Base | None = None, egress: socket.socket | None = None) -> Birth:
+        """Asks for a sandbox; its agent reports by itself when it is ready. Raises SandboxCreateFailed.
+
+        `egress`: over which the sandbox's listening sockets come back, when it is to have a network.
+        """
+        layers = b"" if base is None else ":".join(base.layers).encode() + b"\0"
+        flags = 0 if base is None else wire.CREATE_IMAGE | (wire.CREATE_ON_HOST if base.on_host else 0)
         reply, fd = await self._ask(
             wire.CREATE,
-            wire.encode(spec.workdir) + b"\0" + files,
+            wire.encode(spec.workdir) + b"\0" + layers + files,
+            flags=flags | _EGRESS[spec.network.mode],
             memory_bytes=spec.memory_bytes,
             disk_bytes=spec.disk_bytes,
             cpu_us=_cpu_quota(spec.cpu),
             processes=PROCESS_LIMIT,
-            uid=USER_UID,
+            who=wire.identity(USER_UID, USER_UID) if base is None else base.who,
+            fds=() if egress is None else (egress.fileno(),),
         )
+        if reply.error == errno.EINVAL and reply.stage == "image store's ids":
+            raise IsolationUnavailable(_NO_MAPPED_STORE.format(state.state_root()))
         if reply.error:
             raise SandboxCreateFailed(reply.error, f"could not create a sandbox: {reply.stage}: {os.strerror(reply.error)}")
         return Birth(reply.slot, reply.pid, socket.socket(fileno=fd))
@@ -114,14 +136,14 @@ class Node:
             os.close(descriptor)
         state.discard(self.claim.folder)
 
-    async def _ask(self, op: int, payload: bytes = b"", **fields: int) -> tuple[wire.WardenReply, int]:
+    async def _ask(self, op: int, payload: bytes = b"", *, fds: tuple[int, ...] = (), **fields: int) -> tuple[wire.WardenReply, int]:
         if not self.alive:
             raise SandboxCreateFailed("the sandbox warden has died; the next creation starts another")
         self._sequence += 1
         sequence = self._sequence
         future = asyncio.get_running_loop().create_future()
         self._waiting[sequence] = future
-        self._channel.send(wire.warden_request(op, sequence, payload, **fields))
+        self._channel.send(wire.warden_request(op, sequence, payload, fds=fds, **fields))
         try:
             async with asyncio.timeout(_ANSWER_S):
                 return await asyncio.shield(future)
@@ -190,6 +212,7 @@ async def _start() -> Node:
     state.sweep()
     plan = cgroups.plan()
     try:
+        state.layers_root().mkdir(mode=0o700, parents=True, exist_ok=True)
         claim = state.claim(plan)
     except OSError as error:
         raise IsolationUnavailable(f"the state folder {state.state_root()} cannot be used: {error.strerror}; set SANDMILL_STATE") from error

@@ -3,6 +3,7 @@
     <state>/owners/<name>/lock          flock held by the owner and its warden: free means both are dead
                           owner.json    who it is and which control groups are its own
                           control.sock  where other processes ask for its sandboxes
+    <state>/images/                     see images/store.py; the warden finds its layers from the owner's folder
 
 In: a state root ($SANDMILL_STATE, /var/lib/sandmill for root, ~/.local/state/sandmill). Out: a claimed folder; and the sweep that
 removes what dead owners left.
@@ -51,6 +52,11 @@ def state_root() -> Path:
     if os.geteuid() == 0:
         return Path("/var/lib/sandmill")
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "sandmill"
+
+
+def layers_root(root: Path | None = None) -> Path:
+    """Where the layers of images lie. The warden holds it open from its start."""
+    return (root or state_root()) / "images" / "layers"
 
 
 def claim(plan: cgroups.CgroupPlan, root: Path | None = None) -> Claim:

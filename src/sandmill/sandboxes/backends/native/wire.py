@@ -24,9 +24,14 @@ EXEC_HOME: Final = 16
 OPEN_PARENTS: Final = 32
 REMOVE_TREE: Final = 64
 HURRY_ON: Final = 128
+EGRESS_ALLOW: Final = 256
+EGRESS_OPEN: Final = 512
+CREATE_IMAGE: Final = 1024
+CREATE_ON_HOST: Final = 2048
 
 SETUP, CREATE, DESTROY, HURRY = 1, 2, 3, 4
 READY, EXEC, SIGNAL, KILL_TREE, KILL_ALL, PING, OPEN, WRITE, REMOVE, MKDIR, OUTPUT, EXIT, STARTED = range(1, 14)
+WRITTEN, FREEZE, THAW = 14, 15, 16
 
 OUTPUT_TRUNCATED: Final = 1
 OUTPUT_FLOODED: Final = 2
@@ -38,6 +43,11 @@ _AGENT_REQUEST: Final = struct.Struct("=8IQ")
 _AGENT_REPLY: Final = struct.Struct("=2IiI2I4Q")
 _BATCH_ENTRY: Final = struct.Struct("=3I")
 REPLY_BYTES: Final = _AGENT_REPLY.size
+
+
+def identity(uid: int, gid: int) -> int:
+    """An owner or actor as the messages carry it."""
+    return uid | gid << 16
 
 
 class Message(NamedTuple):
@@ -93,12 +103,13 @@ def warden_request(
     cpu_us: int = 0,
     processes: int = 0,
     slot: int = 0,
-    uid: int = 0,
+    who: int = 0,
+    fds: tuple[int, ...] = (),
 ) -> Message:
     """A request to the warden."""
     placed, inline, memfd = _place(payload)
-    head = _WARDEN_REQUEST.pack(op, sequence, flags | placed, len(payload), memory_bytes, disk_bytes, cpu_us, processes, slot, uid)
-    return Message(head + inline, () if memfd < 0 else (memfd,), memfd)
+    head = _WARDEN_REQUEST.pack(op, sequence, flags | placed, len(payload), memory_bytes, disk_bytes, cpu_us, processes, slot, who)
+    return Message(head + inline, fds if memfd < 0 else (*fds, memfd), memfd)
 
 
 def parse_warden_reply(data: bytes) -> WardenReply:
@@ -113,7 +124,7 @@ def agent_request(
     payload: bytes = b"",
     *,
     flags: int = 0,
-    uid: int = 0,
+    who: int = 0,
     first: int = 0,
     second: int = 0,
     stdin_bytes: int = 0,
@@ -122,7 +133,7 @@ def agent_request(
 ) -> Message:
     """A request to a sandbox's agent."""
     placed, inline, memfd = _place(payload)
-    head = _AGENT_REQUEST.pack(op, id, flags | placed, len(payload), uid, first, second, stdin_bytes, max_output)
+    head = _AGENT_REQUEST.pack(op, id, flags | placed, len(payload), who, first, second, stdin_bytes, max_output)
     return Message(head + inline, fds if memfd < 0 else (*fds, memfd), memfd)
 
 
@@ -131,7 +142,7 @@ def parse_reply(data: bytes) -> AgentReply:
     if len(data) < REPLY_BYTES:
         raise MalformedError(f"a reply of {len(data)} bytes")
     reply = AgentReply._make((*_AGENT_REPLY.unpack_from(data), data[REPLY_BYTES:]))
-    if not READY <= reply.op <= STARTED:
+    if not READY <= reply.op <= THAW:
         raise MalformedError(f"a reply of unknown kind {reply.op}")
     if reply.op in (OUTPUT, EXIT) and reply.out_bytes + reply.err_bytes != len(reply.data):
         raise MalformedError("a reply whose lengths disagree")

@@ -14,7 +14,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any, Final
 
-from sandmill.errors import ConfigError, IsolationUnavailable, SandboxCreateFailed, SandboxError, SandboxFileError, SandboxGone
+from sandmill.errors import ConfigError, ImageError, IsolationUnavailable, SandboxCreateFailed, SandboxError, SandboxFileError, SandboxGone
 from sandmill.sandboxes.backends.remote.http import Answer, BrokenError, Http
 
 GROUP: Final = "/apis/nodus.dev/v1"
@@ -53,7 +53,9 @@ class AnswerError(Exception):
         """As the error of a creation."""
         if self.reason in ("Unauthorized", "Forbidden"):
             return ConfigError(f"the server refused the key: {self.message}; set SANDMILL_API_KEY", field="server")
-        if self.reason in ("Invalid", "ImageNotFound", "BadRequest"):
+        if self.reason == "ImageNotFound":
+            return ImageError(self.message)
+        if self.reason in ("Invalid", "BadRequest"):
             return ConfigError(self.message, field=next((str(cause["field"]) for cause in self.causes), None))
         if self.reason == "Unsupported":
             return IsolationUnavailable(self.message)

@@ -15,17 +15,22 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import IO, Any, Final
 
-from sandmill.errors import ConfigError, ExecFailed, SandboxError, SandboxFileError, SandboxGone
+import msgspec
+
+from sandmill.errors import ConfigError, ExecFailed, IsolationUnavailable, SandboxError, SandboxFileError, SandboxGone
 from sandmill.sandboxes.backends.native import wire
+from sandmill.sandboxes.backends.native.agent import Agent
 from sandmill.sandboxes.backends.remote.client import AnswerError, Client, client_of, object_of
 from sandmill.sandboxes.backends.remote.http import Answer
 from sandmill.sandboxes.backends.remote.process import RemoteProcess, not_started
 from sandmill.sandboxes.dual import dual
+from sandmill.sandboxes.egress.blocked import Blocked
 from sandmill.sandboxes.files import FileEntry, open_flags
+from sandmill.sandboxes.images import Image, Use
 from sandmill.sandboxes.process import Completed, Process, Stdin, exec_failed
 from sandmill.sandboxes.registry import SandboxRecord
 from sandmill.sandboxes.sandbox import DEFAULT_MAX_OUTPUT, Sandbox
-from sandmill.sandboxes.spec import EgressMode, SandboxSpec, check_env
+from sandmill.sandboxes.spec import DEFAULT_WORKDIR, Continuity, EgressMode, SandboxSpec, check_env
 
 _NAME: Final = "sandmill.dev/name"
 _LONGEST_WORD: Final = 131_071
@@ -53,6 +58,11 @@ class RemoteSandbox(Sandbox):
     def lacks(self) -> str | None:
         """Unknown from here: the server's own `sandmill doctor` says."""
         return None
+
+    @property
+    def blocked(self) -> tuple[Blocked, ...]:
+        """Known to the server only."""
+        return ()
 
     @dual
     async def exec(
@@ -220,6 +230,14 @@ class RemoteSandbox(Sandbox):
         self._gone = self._gone or SandboxGone(self.name, reason)
         return self._gone
 
+    def _live(self) -> Agent:
+        raise IsolationUnavailable(
+            "a sandbox on a server cannot be frozen, forked or made an image from here; the server's own API does that"
+        )
+
+    async def _revive(self, spec: SandboxSpec, image: Image, use: Use | None) -> None:
+        self._live()
+
     async def _exists(self, path: str, user: str) -> bool:
         try:
             await self.read.aio(path, user=user)
@@ -280,6 +298,9 @@ async def create_remote(
     """A sandbox on the server at `url`. Raises ConfigError, IsolationUnavailable, SandboxCreateFailed."""
     if spec.price_microusd_per_hour is not None:
         raise ConfigError("the server's own price book says what an hour costs; leave it out", field="price_per_hour")
+    if spec.continuity is not Continuity.EPHEMERAL:
+        raise ConfigError("a sandbox on a server is Ephemeral from here; its own API has stop and start", field="continuity")
+    spec = msgspec.structs.replace(spec, workdir=spec.workdir or DEFAULT_WORKDIR)
     client = client_of(url)
     meta: dict[str, Any] = {
         "generateName": "sb-",
@@ -307,6 +328,8 @@ def _wire(spec: SandboxSpec) -> dict[str, Any]:
     egress: dict[str, Any] = {"policy": _POLICIES[spec.network.mode]}
     if spec.network.hosts:
         egress["allow"] = list(spec.network.hosts)
+    if spec.network.presets:
+        egress["presets"] = list(spec.network.presets)
     out: dict[str, Any] = {
         "resources": {"cpu": f"{round(spec.cpu * 1000)}m", "memory": str(spec.memory_bytes), "disk": str(spec.disk_bytes)},
         "network": {"egress": egress},
