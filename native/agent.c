@@ -72,6 +72,9 @@ static void reap(int flags) {
     if (pid < 0 && errno == ECHILD) strays = false;
 }
 
+/* Waits for those that are dead already. */
+void reap_dead(void) { reap(WNOHANG); }
+
 static void finish_own(int error) {
     siginfo_t child;
     supervision_report(&own, error);

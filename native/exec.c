@@ -21,6 +21,7 @@
 #include <time.h>
 #include <unistd.h>
 
+enum { MOST_TRIES = 100, TRY_US = 2000 };
 enum { DRAIN_US = 50000, FLOOD_BYTES = 64 << 20 /* dropped output after which the command is killed */ };
 
 uint64_t now_us(void) {
@@ -53,8 +54,13 @@ static int start(struct supervision *s, const int fds[3]) {
     volatile int error = 0;
     environ = s->command->env; /* execvp looks up the command's own PATH */
     s->started_us = now_us();
-    s->child = vfork();
-    if (s->child == 0) become_command(s->command, fds, &error);
+    for (int tries = 0;; tries++) {
+        s->child = vfork();
+        if (s->child == 0) become_command(s->command, fds, &error);
+        if (s->child >= 0 || errno != EAGAIN || tries == MOST_TRIES) break;
+        reap_dead(); /* what a kill has left holds its places until it is dead and waited for: the next command must not fail for it */
+        usleep(TRY_US);
+    }
     environ = NULL;
     if (s->child < 0) return errno;
     if (error) waitpid(s->child, NULL, 0);

@@ -134,6 +134,7 @@ enum {                        /* descriptors of the agent */
     WRITTEN = 6,              /* the folder of all that the sandbox writes */
 };
 _Noreturn void agent_serve(int socket, int signals);
+void reap_dead(void);
 struct job {
     pid_t supervisor;         /* 0: free. It may outlive its command */
     uint32_t id;
