@@ -82,6 +82,8 @@ def under_attack(script: str, neighbour: Sandbox, rounds: int, count: int) -> tu
             time.sleep(0.3)
             for found, more in zip(attacked, sample(neighbour, count), strict=True):
                 found += more
+            if attack.returncode is not None:
+                raise SystemExit(f"the attack ended by itself (exit code {attack.returncode}): {attack.stderr.read()}")
             attack.kill()
         time.sleep(0.1)
     return quiet, attacked

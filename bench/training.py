@@ -85,7 +85,6 @@ def workload(model: str, reward: str, steps: int, warm_up: int, top_layers: int 
             micro_batch_size=64,
             peer_micro_batch_size=384,
             learning_rate=2e-3,
-            entropy_bonus=0.01,
             **common,
         )
     return Workload(
@@ -95,7 +94,6 @@ def workload(model: str, reward: str, steps: int, warm_up: int, top_layers: int 
         micro_batch_size=12,
         peer_micro_batch_size=2,
         learning_rate=1e-3,
-        entropy_bonus=0.0,
         context_length=192,
         max_observation=60,
         **common,

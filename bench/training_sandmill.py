@@ -38,7 +38,6 @@ def manifest(workload: Workload) -> Manifest:
                 num_generations=workload.num_generations,
                 micro_batch_size=workload.micro_batch_size,
                 learning_rate=workload.learning_rate,
-                entropy_bonus=workload.entropy_bonus,
                 max_completion_length=workload.max_completion_length,
                 max_turns=workload.max_turns,
                 seed=workload.seed,

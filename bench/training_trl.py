@@ -171,7 +171,6 @@ def config(workload: Workload, folder: str) -> GRPOConfig:
         temperature=1.0,
         beta=0.0,
         loss_type="dapo",
-        entropy_coef=workload.entropy_bonus,
         max_steps=workload.steps,
         bf16=False,
         gradient_checkpointing=False,

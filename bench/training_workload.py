@@ -32,7 +32,6 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     peer_micro_batch_size: int
     """Each side gets the split that is fastest for it."""
     learning_rate: float
-    entropy_bonus: float
     top_layers: int | None
     warm_up: int
     measured: int

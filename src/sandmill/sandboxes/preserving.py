@@ -5,6 +5,7 @@ In: a live sandbox. Out: images, more sandboxes, the same one later. Files only:
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import contextlib
 import errno
@@ -32,7 +33,7 @@ _FORKING_AT_ONCE: Final = 16
 _log = logging.getLogger("sandmill.sandboxes")
 
 
-class Preserving:
+class Preserving(abc.ABC):
     """The part of `Sandbox` that outlasts it."""
 
     id: str
@@ -48,13 +49,14 @@ class Preserving:
     _last: Sealed | None = None
     _copying: asyncio.Lock | None = None
 
+    @abc.abstractmethod
     def _live(self) -> Agent:
-        raise NotImplementedError
+        """The agent. Raises SandboxGone."""
 
     @property
+    @abc.abstractmethod
     def alive(self) -> bool:
         """False once it has ended for whatever reason."""
-        raise NotImplementedError
 
     @property
     def image(self) -> Image:
@@ -192,11 +194,13 @@ class Preserving:
             if self._frozen:
                 raise ExecFailed(errno.EBUSY, "the sandbox is frozen; thaw it first")
 
+    @abc.abstractmethod
     async def _sibling(self, spec: SandboxSpec, image: Image, use: Use, name: str | None) -> Sandbox:
-        raise NotImplementedError
+        """Another sandbox beside this one. Owns `use`."""
 
+    @abc.abstractmethod
     async def _revive(self, spec: SandboxSpec, image: Image, use: Use | None) -> None:
-        raise NotImplementedError
+        """Begins anew under the same name. Owns `use`."""
 
     async def _seal(self, agent: Agent) -> tuple[Image, Use]:
         """An image of its files, pinned. Not recorded in the store."""

@@ -29,7 +29,7 @@ def hold(path: Path) -> int:
 
 
 def is_free(lock: Path) -> bool:
-    """Whether nobody holds a draft's lock."""
+    """Whether nobody holds the lock of a draft or of a layer's record."""
     try:
         descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -361,17 +361,7 @@ class Store:
         return {record.digest: record.bytes for record in records if record is not None}
 
     def _is_used(self, layer: str) -> bool:
-        try:
-            descriptor = os.open(self._record_path(layer), os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return False
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(descriptor)
-        return False
+        return not is_free(self._record_path(layer))
 
     def _layers(self, digest: str) -> Sequence[str]:
         image = self._image(digest)
