@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from sandmill.config.manifest import EnvironmentSection
 from sandmill.environments.builtin.shell import ShellEnvironment, vocabulary
 from sandmill.environments.grading import GraderHealth
+from sandmill.environments.interaction import offer_of
 from sandmill.environments.task import Task
 from sandmill.models.engines.scripted import ScriptedModel
 from sandmill.models.line_dialogue import LineDialogue
@@ -45,6 +46,15 @@ EXTRA = (
     "*",
     "<",
     ">",
+    "guess",
+    "double",
+    "raise",
+    "hang",
+    "stop",
+    "higher",
+    "lower",
+    "noted",
+    "ges",
 )
 TOKENIZER = word_tokenizer(
     tuple(dict.fromkeys(("<pad>", "<eos>", "<unk>", "\n", "Q:", "$", "=", ";", "none", "error", *vocabulary(), *EXTRA)))
@@ -96,7 +106,7 @@ async def arena(
         yield Arena(
             environment=env,
             model=ScriptedModel(replies),
-            dialogue=DIALOGUE,
+            dialogue=LineDialogue(TOKENIZER, context_length=512, offer=offer_of(env)),
             sandboxes=source,
             limits=Limits(**settings),
             max_in_flight=max_in_flight,

@@ -20,6 +20,7 @@ from sandmill.config.quantities import parse_bytes, parse_duration
 from sandmill.environments import registry
 from sandmill.environments.environment import Environment
 from sandmill.environments.grading import GraderHealth
+from sandmill.environments.interaction import offer_of
 from sandmill.errors import ConfigError
 from sandmill.models.chat import Dialogue, dialogue_for
 from sandmill.models.engines.torch import TorchEngine
@@ -106,7 +107,7 @@ def assemble(manifest: Manifest, environment: Environment, loaded: LoadedModel, 
     rows = min(spec.resources.max_in_flight, 4096)
     engine = TorchEngine(loaded, rows=rows, context_length=spec.resources.context_length, threads=threads, hidden=policy.hidden_states)
     try:
-        dialogue = dialogue_for(loaded, spec.model.dialogue)
+        dialogue = dialogue_for(loaded, spec.model.dialogue, offer_of(environment))
         arena = on_loop(_arena(spec, environment, engine, dialogue))
     except BaseException:
         on_loop(engine.close())
