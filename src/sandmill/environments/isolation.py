@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 import msgspec
 
 from sandmill.config.manifest import EnvironmentSection
-from sandmill.environments.environment import Artifacts, Environment
+from sandmill.environments.environment import Artifacts, Environment, with_optional
 from sandmill.environments.task import Submission, Task, Verdict
 from sandmill.errors import GraderFailed
 from sandmill.sandboxes import Sandbox, SandboxSpec
@@ -27,10 +27,6 @@ START_TIMEOUT_S = 120.0
 """Importing and generating a large environment may take this long in each child."""
 LARGEST_FRAME_BYTES = 256 << 20
 HEADER = struct.Struct(">I")
-
-
-OPTIONAL = ("demonstrations", "offer", "interact")
-"""What an environment may have besides: scripted dialogues (`demonstrations(seed)`) and its part in the dialogue (see `interaction`)."""
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,11 +128,7 @@ class IsolatedEnvironment:
 
 def isolated(environment: Environment, reference: str, section: EnvironmentSection) -> IsolatedEnvironment:
     """The environment with its grader in child processes, and with the optional members that it has itself."""
-    made = IsolatedEnvironment(environment, reference, section)
-    for member in OPTIONAL:
-        if hasattr(environment, member):
-            setattr(made, member, getattr(environment, member))
-    return made
+    return with_optional(IsolatedEnvironment(environment, reference, section), environment)
 
 
 class _Child:

@@ -21,6 +21,7 @@ from sandmill.environments import registry
 from sandmill.environments.environment import Environment
 from sandmill.environments.grading import GraderHealth
 from sandmill.environments.interaction import offer_of
+from sandmill.environments.mcp.equipped import equipped
 from sandmill.errors import ConfigError
 from sandmill.models.chat import Dialogue, dialogue_for
 from sandmill.models.engines.torch import TorchEngine
@@ -57,7 +58,7 @@ def resolve_environment(spec: Spec) -> Environment:
         if split not in environment.splits:
             known = ", ".join(environment.splits)
             raise ConfigError(f"{spec.environment.name} has no split {split!r}; it has {known}", field="spec.evaluation.splits")
-    return environment
+    return on_loop(equipped(environment, spec.tools.mcp))
 
 
 def torch_threads(spec: Spec, loaded: LoadedModel) -> int:
@@ -98,6 +99,8 @@ class Parts:
     async def _close(self) -> None:
         await self.engine.close()
         await self.arena.sandboxes.close()
+        if hasattr(self.environment, "close"):
+            await self.environment.close()
 
 
 def assemble(manifest: Manifest, environment: Environment, loaded: LoadedModel, policy: LoraPolicy) -> Parts:
