@@ -25,6 +25,9 @@ R = TypeVar("R")
 SEED = 7
 LONG = "x" * (1 << 18)
 """One word that is longer than the system lets an argument be."""
+HOG = "python3 -c 'bytearray(200<<20)'".replace(" ", "${IFS}")
+FILL = "head -c 9000000 /dev/zero >big".replace(" ", "${IFS}")
+"""Commands that are one word each."""
 EXTRA = (
     LONG,
     "sleep",
@@ -55,6 +58,8 @@ EXTRA = (
     "lower",
     "noted",
     "ges",
+    HOG,
+    FILL,
 )
 TOKENIZER = word_tokenizer(
     tuple(dict.fromkeys(("<pad>", "<eos>", "<unk>", "\n", "Q:", "$", "=", ";", "none", "error", *vocabulary(), *EXTRA)))
