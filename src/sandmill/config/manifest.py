@@ -25,7 +25,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_
 
 
 class ModelSection(Section, frozen=True):
-    """Which policy. `uri`: `sandmill/tiny-shell`, `sandmill/smollm2-135m`, a local Hugging Face folder, or `hf://repo[@revision]`."""
+    """Which policy. `uri`: `sandmill/tiny-shell`, `sandmill/tiny-text`, `sandmill/smollm2-135m`, a local Hugging Face folder, or `hf://repo[@revision]`."""
 
     uri: str
     dialogue: str = "auto"
