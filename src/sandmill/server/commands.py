@@ -19,12 +19,13 @@ from sandmill.config.quantities import parse_duration
 from sandmill.errors import ConfigError, ExecFailed, SandboxError, SandboxGone, StoreUnavailable
 from sandmill.sandboxes import PIPE, Process
 from sandmill.sandboxes.streams import Output
-from sandmill.server.boxes import LOST, Boxes
+from sandmill.server.boxes import Boxes
 from sandmill.server.live import Live
 from sandmill.server.outputs import Log, Outputs
 from sandmill.server.records import Records, Value, fine_stamp, fresh
 from sandmill.server.refusals import Cause, Refusal, invalid
 from sandmill.server.settings import Settings
+from sandmill.server.statuses import LOST
 from sandmill.server.tables import Forget, Write
 
 ENDED: Final = ("Succeeded", "Failed", "Cancelled")

@@ -100,7 +100,7 @@ def _entry(entry: FileEntry) -> dict[str, object]:
         "name": name,
         "type": _KINDS[entry.kind],
         "dir": folder,
-        "mode": 0o755 if folder else 0o644,
+        "mode": entry.mode,
         "size": entry.size_bytes,
     }
     if name != entry.name:
