@@ -1,7 +1,7 @@
 """The sandbox controller. In: Sandbox objects and what is asked of them. Out: live sandboxes, true statuses, money counted.
 
 Every sandbox's transitions happen one after the other under its own lock. `start`, `stop` and `delete` say what is wanted; each is
-idempotent. A ticker ends what is idle, too old, at its cap, or has died by itself.
+idempotent. What is idle, too old, at its cap, or has died by itself is ended by `ticking.py`.
 """
 
 from __future__ import annotations
@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from sandmill.errors import SandboxError, SandmillError
 from sandmill.sandboxes import Sandbox
@@ -22,15 +21,13 @@ from sandmill.server.billing import Billing
 from sandmill.server.catalog import Catalog
 from sandmill.server.costs import Meter, cost_status, microusd, rate_of
 from sandmill.server.events import Events
-from sandmill.server.live import CAP, GONE, IDLE, LIFETIME, Live
-from sandmill.server.records import Records, Value, fine_stamp, now, seconds_of, stamp
+from sandmill.server.live import CAP, GONE, Live
+from sandmill.server.records import Records, Value, fine_stamp, now, seconds_of
 from sandmill.server.refusals import Refusal, not_found
 from sandmill.server.secrets import Secrets
 from sandmill.server.settings import Settings
 from sandmill.server.statuses import LOST, SENTENCES, SHUTDOWN, condition, loss_of
 
-_TICK_S: Final = 0.25
-_SWEEP_S: Final = 5.0
 _log = logging.getLogger("sandmill.server")
 
 
@@ -209,27 +206,6 @@ class Boxes:
             if left.suffix != ".tar" or left.stem not in known:
                 left.unlink(missing_ok=True)
 
-    async def tick(self) -> None:
-        """Ends what is due, for ever."""
-        swept = 0.0
-        while True:
-            await asyncio.sleep(_TICK_S)
-            moment, wall = time.monotonic(), time.time()
-            for live in list(self._live.values()):
-                if live.stopping is None and (reason := live.due(moment, wall)) is not None:
-                    live.stopping = reason
-                    self.soon(self._end(live, reason))
-            if wall >= swept + _SWEEP_S:
-                swept = wall
-                self._sweep(stamp(wall))
-
-    def _sweep(self, moment: str) -> None:
-        """Deletes what is down and too old."""
-        for value in self._records.each("Sandbox"):
-            meta = value["metadata"]
-            if value["status"]["expirationTime"] <= moment and meta["uid"] not in self._live and "deletionTimestamp" not in meta:
-                self.soon(self.delete(meta["namespace"], meta["name"], LIFETIME))
-
     async def close(self) -> None:
         """Stops every sandbox as if asked to, so that nothing that should survive is lost."""
         stops = [self.stop(live.project, live.name, SHUTDOWN) for live in list(self._live.values())]
@@ -331,16 +307,6 @@ class Boxes:
         await self._put(value, phase="Failed", reason="StartupFailed", message=message)
         _log.warning("sandbox %s could not be started: %s", value["metadata"]["name"], message)
         return Refusal("SandboxFailed", message, kind="sandboxes", name=value["metadata"]["name"])
-
-    async def _end(self, live: Live, reason: str) -> None:
-        """A limit was reached, or it died."""
-        value = self._records.get("Sandbox", live.project, live.name)
-        if value is None:
-            return
-        if reason == LIFETIME or (reason == IDLE and value["spec"]["lifecycle"]["onIdle"] == "Delete"):
-            await self.delete(live.project, live.name, reason)
-        else:
-            await self.stop(live.project, live.name, reason, only=live)
 
     async def _stop(self, value: Value, live: Live, reason: str) -> None:
         uid = live.uid

@@ -96,11 +96,13 @@ class Catalog:
             return dict(pinned)
         image = self.choose(project, wanted, "spec.image")
         if image is None:
-            digest = layer.public_image(wanted).digest
-            return {"reference": wanted, "digest": digest, "hold": f"{PUBLIC}{digest.removeprefix('sha256:')[:32]}"}
-        if image["status"]["phase"] != "Ready":
+            digest, config = layer.described(layer.public_image(wanted))
+            hold = f"{PUBLIC}{digest.removeprefix('sha256:')[:32]}"
+            return {"reference": wanted, "digest": digest, "config": config, "hold": hold}
+        status = image["status"]
+        if status["phase"] != "Ready":
             raise Refusal("ImageNotFound", f"image {shown_name(wanted)} was not made in time")
-        return {"reference": wanted, "digest": image["status"]["digest"], "hold": image["metadata"]["uid"]}
+        return {"reference": wanted, "digest": status["digest"], "config": status["config"], "hold": image["metadata"]["uid"]}
 
     async def hold(self, pinned: Value) -> None:
         """Keeps an image of everybody for as long as a Sandbox object names it; a project's own ones are kept as they are made."""

@@ -143,7 +143,13 @@ def made_of(image: Image) -> Made:
     """Its account. Blocks."""
     records = [store().record(one) for one in image.layers]
     size = None if None in records else sum(record.bytes for record in records if record is not None)
-    return Made(image.digest, size, msgspec.to_builtins(image))
+    digest, config = described(image)
+    return Made(digest, size, config)
+
+
+def described(image: Image) -> tuple[str, dict[str, Any]]:
+    """Its digest, and all that this is a digest of."""
+    return image.digest, msgspec.to_builtins(image)
 
 
 @contextlib.asynccontextmanager

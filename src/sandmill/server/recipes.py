@@ -87,10 +87,9 @@ def _is_archive(path: Path) -> bool:
 
 
 def _unpack(members: tarfile.TarFile, folder: Path) -> None:
-    size = entries = 0
-    for member in members:
+    size = 0
+    for entries, member in enumerate(members, 1):
         parts = [part for part in member.name.split("/") if part not in ("", ".")]
-        entries += 1
         size += member.size
         if ".." in parts or "\0" in member.name or len(parts) > _DEEPEST:
             raise ConfigError(f"the archive names {member.name[:200]!a}, which lies outside it", field="blob")

@@ -41,6 +41,7 @@ from sandmill.server.secrets import Secrets
 from sandmill.server.settings import Settings
 from sandmill.server.store import Loaded, Store
 from sandmill.server.tables import Note
+from sandmill.server.ticking import tick
 
 _HEARTBEAT_S: Final = 1.0
 _CLOSE_S: Final = 30.0
@@ -151,7 +152,7 @@ async def _run(settings: Settings, keys: Keys, listening: socket.socket, server:
         await boxes.recover(float(loaded.notes.get("alive", time.time())))
         publish(records, settings.prices)
         server.config.app = application(on)
-        parts = (boxes.tick(), _beat(store), _announce(server, settings, listening, announce))
+        parts = (tick(boxes, records), _beat(store), _announce(server, settings, listening, announce))
         tasks = [home.create_task(part) for part in parts]
         broken: list[BaseException] = []
         for task in tasks:
