@@ -259,7 +259,8 @@ class Commands:
         number = getattr(error, "errno", None)
         code = {errno.ENOENT: _NOT_FOUND, errno.EACCES: _NOT_RUNNABLE}.get(number or 0)
         reason = "SandboxLost" if isinstance(error, SandboxGone) else "CommandNotFound" if code == _NOT_FOUND else "StartFailed"
-        status: dict[str, Any] = {"phase": "Failed", "reason": reason, "message": str(error)}
+        message = getattr(error, "strerror", None) or str(error)
+        status: dict[str, Any] = {"phase": "Failed", "reason": reason, "message": message}
         if isinstance(error, ExecFailed):
             status |= {"exitCode": code if code is not None else _NOT_RUNNABLE, "errno": errno.errorcode.get(number or 0, "EIO")}
         self._end(running, status)
