@@ -49,7 +49,7 @@ def dockerfile_of(steps: Sequence[Value], base: str, user: str | None, parts: Se
 
 def unpack(archive: Path, folder: Path) -> None:
     """A tar archive, compressed or not, into an empty folder. Blocks. Raises ConfigError."""
-    folder.mkdir(mode=0o700)
+    folder.mkdir(mode=0o755)
     try:
         with tarfile.open(archive, "r|*") as members:
             _unpack(members, folder)
@@ -66,7 +66,7 @@ def unpack_part(blob: Path, folder: Path, dest: str) -> bool:
     archives both the same way. A blob that is no archive is a file.
     """
     if not _is_archive(blob):
-        folder.mkdir(mode=0o700)
+        folder.mkdir(mode=0o755)
         (folder / _ONE_FILE).write_bytes(blob.read_bytes())
         return True
     unpack(blob, folder)
@@ -97,7 +97,7 @@ def _unpack(members: tarfile.TarFile, folder: Path) -> None:
             raise ConfigError(f"the archive holds more than {_MOST_ENTRIES} entries or {_MOST_BYTES} bytes", field="blob")
         place = folder.joinpath(*parts)
         if member.isdir():
-            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            place.mkdir(mode=0o755, parents=True, exist_ok=True)
         elif member.isreg():
             _write(members, member, place)
         else:
@@ -105,7 +105,7 @@ def _unpack(members: tarfile.TarFile, folder: Path) -> None:
 
 
 def _write(members: tarfile.TarFile, member: tarfile.TarInfo, place: Path) -> None:
-    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    place.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     source = members.extractfile(member)
     assert source is not None
     with place.open("wb") as file:  # no link is ever made here, so none is followed
