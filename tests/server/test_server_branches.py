@@ -62,7 +62,11 @@ def test_forks_are_all_or_none(tmp_path_factory: pytest.TempPathFactory) -> None
         server.box("a")
         server.run("a", "true")
         refused = server.ask("POST", "sandboxes/a/fork", {"count": 3})
-        assert (refused.status, refused.json["reason"], "Retry-After" in {key.title() for key in refused.headers}) == (429, "QuotaExceeded", True)
+        assert (refused.status, refused.json["reason"], "Retry-After" in {key.title() for key in refused.headers}) == (
+            429,
+            "QuotaExceeded",
+            True,
+        )
         assert len(server.ask("GET", "sandboxes").json["items"]) == 1
         assert len(fork(server, "a", 2)) == 2
 

@@ -219,7 +219,9 @@ def test_a_base_with_steps(clean: Server) -> None:
     more = make(clean, "more", {"base": "steps", "steps": [{"run": ["echo more > more"]}]})
     assert more["status"]["phase"] == "Ready", more["status"]
     clean.box("b", image="more")
-    script = 'cat /opt/said; echo "$TEXT"; cat /srv/x/one.txt /srv/tree/one.txt /srv/tree/sub/two.txt /srv/plain; echo; pwd; cat more; id -un'
+    script = (
+        'cat /opt/said; echo "$TEXT"; cat /srv/x/one.txt /srv/tree/one.txt /srv/tree/sub/two.txt /srv/plain; echo; pwd; cat more; id -un'
+    )
     assert said(clean, "b", script) == 'a "b" $HOME\nx "$Y" \\ #z\n112no archive\n/srv/x\nmore\nuser\n'
 
 
@@ -292,7 +294,11 @@ def test_uploads_are_announced_and_are_what_was_announced(clean: Server) -> None
     data, digest = b"some bytes", hashlib.sha256(b"some bytes").hexdigest()
     uploads = "/blobs/v1/namespaces/default/uploads"
     grant = clean.ask("POST", uploads, {"sha256": digest, "size": len(data)}).json
-    assert (put(grant["url"], b"other byte").status, put(grant["url"], b"short").status, put(grant["url"], data * 2).status) == (412, 400, 400)
+    assert (put(grant["url"], b"other byte").status, put(grant["url"], b"short").status, put(grant["url"], data * 2).status) == (
+        412,
+        400,
+        400,
+    )
     assert put(grant["url"].replace("grant=", "grant=x"), data).status == 403
     assert put(grant["url"].replace(digest, "0" * 64), data).status == 403
     assert clean.ask("GET", f"/blobs/v1/namespaces/default/blobs/{digest}").status == 404
