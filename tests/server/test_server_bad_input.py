@@ -130,6 +130,13 @@ def test_every_field_of_an_image_is_refused_with_its_path(server: Server, spec: 
     assert answer.body.isascii()
 
 
+@pytest.mark.parametrize("project", ["..", "UPPER", "a_b", "%F2%B6%85%B4", "x" * 64])
+def test_what_is_no_projects_name_holds_nothing(server: Server, project: str) -> None:
+    place = f"/apis/nodus.dev/v1/namespaces/{project}/secrets"
+    assert server.ask("POST", place, {"metadata": {"name": "a"}, "spec": {"stringData": {"k": "v"}}}).status == 404
+    assert server.ask("GET", place).status == 404
+
+
 def test_all_that_is_wrong_is_said_at_once(server: Server) -> None:
     body = sandbox(imag="x", state="no", resources={"cpu": "x", "memory": "y"})
     body["metadata"] |= {"labels": {"bad key": "x"}, "colour": "red"}
