@@ -191,10 +191,11 @@ def _watch(task: asyncio.Task[None], server: uvicorn.Server, broken: list[BaseEx
 
 
 async def _beat(store: Store) -> None:
-    """Writes down that the server lives: after a crash, costs are counted until the last beat."""
+    """Writes down that the server lives: after a crash, costs are counted until the last beat. A power cut loses what came after it."""
     while True:
-        with contextlib.suppress(StoreUnavailable, SandboxError):
+        with contextlib.suppress(StoreUnavailable, SandboxError, OSError):
             await store.commit([Note("alive", repr(time.time()))])
+            await asyncio.to_thread(store.sync)
         await asyncio.sleep(_HEARTBEAT_S)
 
 
