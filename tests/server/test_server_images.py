@@ -134,6 +134,17 @@ def test_an_unknown_image_names_the_nearest(clean: Server) -> None:
     assert (missing.status, "did you mean 'a'" in missing.json["message"]) == (422, True)
 
 
+def test_a_tag_moves_and_sandboxes_do_not(clean: Server) -> None:
+    clean.box("a")
+    for number in ("1", "2"):
+        said(clean, "a", f"echo {number} > ~/h")
+        make(clean, f"image{number}", {"fromSandbox": {"name": "a"}, "tags": ["tools"]})
+        clean.box(f"b{number}", image="tools", continuity={"mode": "Ephemeral"})
+    clean.ask("PATCH", "sandboxes/b1", {"spec": {"state": "Stopped"}}, {"Content-Type": "application/merge-patch+json"})
+    clean.until("sandboxes/b1", phase="Stopped")
+    assert [said(clean, name, "cat ~/h") for name in ("b1", "b2")] == ["1\n", "2\n"]
+
+
 def test_another_projects_images_are_not_there(clean: Server) -> None:
     clean.box("a")
     digest = make(clean, "mine", {"fromSandbox": {"name": "a"}, "tags": ["tag"]})["status"]["digest"]
@@ -149,6 +160,17 @@ def test_another_projects_images_are_not_there(clean: Server) -> None:
     assert clean.ask("GET", f"{elsewhere}/images/mine").status == 404
     assert clean.ask("POST", f"{elsewhere}/images", {"metadata": {"name": "i"}, "spec": {"fromSandbox": {"name": "a"}}}).status == 422
     clean.ask("DELETE", f"{elsewhere}/images")
+
+
+def test_what_another_project_built_is_built_again(clean: Server) -> None:
+    """The same words may have come to something that only that project may know."""
+    spec = {"dockerfile": {"inline": f"FROM {TOOLS}\nRUN head -c 16 /dev/urandom > ~/drawn"}}
+    digests = [
+        make(clean, name, spec, project=project)["status"]["digest"]
+        for name, project in (("a", "default"), ("b", "default"), ("a", "other"))
+    ]
+    assert digests[0] == digests[1] != digests[2]
+    clean.ask("DELETE", "/apis/nodus.dev/v1/namespaces/other/images")
 
 
 def test_a_from_reads_nothing_of_the_machine(clean: Server, tmp_path: Path) -> None:
@@ -171,6 +193,10 @@ def test_a_deleted_images_layers_go_and_its_sandboxes_live_on(own: Server) -> No
     own.until("sandboxes/b", phase="Stopped")
     assert said(own, "b", "cat ~/h w") == "original\nmine\n"
     assert store(own)[1] == 1
+    again = own.ask(
+        "POST", "sandboxes", {"metadata": {"name": "b"}, "spec": {"image": "snap", "resources": {"memory": "256Mi", "disk": "32Mi"}}}
+    )
+    assert (again.status, again.json["metadata"]["name"]) == (200, "b")
     own.ask("DELETE", "sandboxes/b")
     assert store(own) == (set(), 0)
 

@@ -26,6 +26,7 @@ from sandmill.server.records import Records, Value, fine_stamp, now, seconds_of
 from sandmill.server.refusals import Refusal, not_found
 from sandmill.server.secrets import Secrets
 from sandmill.server.settings import Settings
+from sandmill.server.specs import DEFAULT_IMAGE
 from sandmill.server.statuses import LOST, SENTENCES, SHUTDOWN, condition, loss_of
 
 _log = logging.getLogger("sandmill.server")
@@ -178,7 +179,7 @@ class Boxes:
             if done is not None:
                 await self._records.store.durable(done)
             if "image" in value["status"]:
-                await self._catalog.sweep()
+                await self._catalog.release(value["status"]["image"])
 
     def limits_changed(self, value: Value) -> None:
         """Its lifecycle or cap was edited."""
@@ -288,8 +289,10 @@ class Boxes:
         }
 
     async def pinned(self, value: Value) -> Value | None:
-        """`status.image` of an object, decided at its first start and kept; None is the built-in image. Raises Refusal."""
+        """`status.image` of an object, decided before its first start and kept; None is the built-in image. Raises Refusal."""
         pinned = self._catalog.pin(value)
+        if pinned is None and value["spec"]["image"] != DEFAULT_IMAGE:
+            raise Refusal("ImageNotFound", f"image {value['spec']['image']!a} was not made in time")
         if pinned is not None:
             if pinned != value["status"].get("image"):
                 self._put_now(value, image=pinned)

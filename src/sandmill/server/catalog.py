@@ -67,8 +67,13 @@ class Catalog:
             message = f"image {shown_name(wanted)} could not be made: {found['status'].get('message')}"
         raise Refusal("ImageNotFound", message, causes=[Cause(field, "FieldValueNotFound", message)])
 
-    def complete(self, project: str, spec: Value) -> Value:
-        """A Sandbox's spec with the working folder that its image says, where the caller says none. Raises Refusal (ImageNotFound)."""
+    def complete(self, project: str, spec: Value, existing: Value | None) -> Value:
+        """A Sandbox's spec with the working folder that its image says, where the caller says none; that of the `existing` one of its name.
+
+        Raises Refusal (ImageNotFound).
+        """
+        if existing is not None:
+            return {"workingDir": existing["spec"]["workingDir"], **spec}
         image = self.choose(project, spec["image"], "spec.image")
         if "workingDir" in spec:
             return spec
@@ -85,7 +90,7 @@ class Catalog:
             await self.until_ended(image, _LONGEST_BUILD_S)
 
     def pin(self, value: Value) -> dict[str, Any] | None:
-        """`status.image` of a Sandbox that starts: the same image at each start. None is the built-in one.
+        """`status.image` of a Sandbox: the same image at each start. None is the built-in one, or one that is not made yet.
 
         The caller stores it before `hold`. Raises Refusal (ImageNotFound).
         """
@@ -101,7 +106,7 @@ class Catalog:
             return {"reference": wanted, "digest": digest, "config": config, "hold": hold}
         status = image["status"]
         if status["phase"] != "Ready":
-            raise Refusal("ImageNotFound", f"image {shown_name(wanted)} was not made in time")
+            return None
         return {"reference": wanted, "digest": status["digest"], "config": status["config"], "hold": image["metadata"]["uid"]}
 
     async def hold(self, pinned: Value) -> None:
@@ -129,6 +134,14 @@ class Catalog:
                 await watch.next(min(left, _LOOK_S))
         finally:
             self._records.unwatch(watch)
+
+    async def release(self, pinned: Value) -> None:
+        """A Sandbox object that named an image was removed. Looks no further than at the next object that names it too."""
+        hold = pinned["hold"]
+        if any(image["metadata"]["uid"] == hold for image in self._records.each("Image")):
+            return
+        if not any(box["status"].get("image", {}).get("hold") == hold for box in self._records.each("Sandbox")):
+            await self.sweep()
 
     async def sweep(self) -> None:
         """Lets go of the images that no object needs any more. What is made meanwhile is not among those looked at."""

@@ -109,9 +109,9 @@ async def create(asked: Asked, kind: Kind) -> Response:
         if turn.before is not None:
             return Response(turn.before.body, turn.before.status, {"Idempotent-Replayed": "true"}, "application/json")
         given = checked(kind, decode(body), asked.project)
-        if kind.kind == "Sandbox":
-            given["spec"] = asked.on.catalog.complete(asked.project, given["spec"])
         name, existing = _name(asked, kind, given)
+        if kind.kind == "Sandbox":
+            given["spec"] = asked.on.catalog.complete(asked.project, given["spec"], existing)
         if existing is not None:
             return await _reconnect(asked, kind, existing, given, dry)
         extra: list[Any] = []
@@ -119,6 +119,8 @@ async def create(asked: Asked, kind: Kind) -> Response:
         if kind.kind == "Sandbox":
             admit_sandbox(value["spec"], asked.on.boxes.rate(value["spec"]))
             asked.on.secrets.check(value["spec"], asked.project)
+            if (pinned := asked.on.catalog.pin(value)) is not None:
+                value["status"]["image"] = pinned
         elif kind.kind == "Image":
             asked.on.images.admit(asked.project, value["spec"])
         elif kind.kind == "Secret":
