@@ -31,6 +31,7 @@ from sandmill.server.specs import DEFAULT_IMAGE
 from sandmill.server.statuses import condition
 
 _BUILDS_AT_ONCE: Final = 2
+_END_S: Final = 10.0
 _WAYS: Final = ("fromSandbox", "dockerfile", "base")
 _log = logging.getLogger("sandmill.server")
 
@@ -83,7 +84,7 @@ class Images:
         """An Image object was removed: what is not made yet is not made, and its layers go."""
         if (task := self._tasks.get(uid)) is not None:
             task.cancel()
-            await asyncio.wait([task])
+            await asyncio.wait([task], timeout=_END_S)
         self._outputs.forget(uid)
         await self._catalog.sweep()
 
@@ -99,7 +100,7 @@ class Images:
         for task in self._tasks.values():
             task.cancel()
         if self._tasks:
-            await asyncio.wait(list(self._tasks.values()), timeout=5)
+            await asyncio.wait(list(self._tasks.values()), timeout=_END_S)
 
     def _admit_snapshot(self, project: str, name: str) -> None:
         if self._records.get("Sandbox", project, name) is None:
