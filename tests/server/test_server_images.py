@@ -251,6 +251,12 @@ def test_a_base_with_steps(clean: Server) -> None:
     assert said(clean, "b", script) == 'a "b" $HOME\nx "$Y" \\ #z\n112no archive\n/srv/x\nmore\nuser\n'
 
 
+def test_a_dockerfile_that_is_no_text(clean: Server) -> None:
+    for data, message in ((b"x" * (1 << 21), "bytes at most"), (b"\xff\xfe", "is not supported")):
+        failed = make(clean, f"i{len(data)}", {"dockerfile": {"blob": upload(clean, data)}})["status"]
+        assert (failed["phase"], message in failed["message"]) == ("Failed", True), failed
+
+
 def test_a_build_that_fails_says_where_and_can_be_asked_for_again(clean: Server) -> None:
     spec = {"dockerfile": {"inline": f"FROM {TOOLS}\nRUN echo the last words >&2; exit 9"}}
     failed = make(clean, "bad", spec)["status"]
@@ -301,12 +307,16 @@ def test_images_under_nodus_are_everybodys(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("SANDMILL_STATE", str(tmp_path / "sandboxes"))
     with sandmill.Sandbox.create(memory="256Mi", disk="32Mi") as box:
         box.write("/home/user/h", "public\n")
-        box.snapshot_filesystem("nodus/prepared:1")
-        box.snapshot_filesystem("private")
+        public = box.snapshot_filesystem("nodus/prepared:1")
+        box.write("/home/user/h", "private\n")
+        private = box.snapshot_filesystem("private")
     with serving(tmp_path) as server:
         server.box("b", image="nodus/prepared:1")
         assert said(server, "b", "cat ~/h") == "public\n"
-        for word in ("private", "nodus/prepared:2"):
+        server.box("d", image=public.digest)
+        assert said(server, "d", "cat ~/h") == "public\n"
+        server.ask("DELETE", "sandboxes/d")
+        for word in ("private", "nodus/prepared:2", private.digest):
             assert server.ask("POST", "sandboxes", {"metadata": {"name": "c"}, "spec": {"image": word}}).status == 422
         Store(tmp_path / "sandboxes" / "images").unname("nodus/prepared:1")
         server.ask("PATCH", "sandboxes/b", {"spec": {"state": "Stopped"}}, {"Content-Type": "application/merge-patch+json"})

@@ -91,12 +91,13 @@ class Blobs:
         found, size = hashlib.sha256(), 0
         try:
             with os.fdopen(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600), "wb") as file:
-                async for piece in pieces:
-                    size += len(piece)
-                    if size > grant.size_bytes:
-                        break
-                    found.update(piece)
-                    await asyncio.to_thread(file.write, piece)
+                async with asyncio.timeout(_GRANT_S):
+                    async for piece in pieces:
+                        size += len(piece)
+                        if size > grant.size_bytes:
+                            break
+                        found.update(piece)
+                        await asyncio.to_thread(file.write, piece)
             if size != grant.size_bytes:
                 raise Refusal(
                     "BadRequest", f"{grant.size_bytes} bytes were announced, and {'more' if size > grant.size_bytes else size} came"
@@ -106,6 +107,8 @@ class Blobs:
             await asyncio.to_thread(self._make_room, path.parent, size)
             draft.rename(path)
             self._grants.pop(token, None)
+        except TimeoutError:
+            raise Refusal("BadRequest", f"the upload did not end within {_GRANT_S:.0f} s") from None
         finally:
             draft.unlink(missing_ok=True)
 

@@ -62,6 +62,8 @@ class Catalog:
                 return None
         elif (found := self.object_of(project, wanted)) is not None and found["status"]["phase"] != "Failed":
             return found
+        elif found is None and layer.is_public_digest(wanted):
+            return None
         message = f"there is no image {shown_name(wanted)} in project {project!r}{nearest(wanted, self._known(project))}"
         if found is not None:
             message = f"image {shown_name(wanted)} could not be made: {found['status'].get('message')}"
@@ -156,7 +158,7 @@ class Catalog:
     def _known(self, project: str) -> list[str]:
         images = self._records.list("Image", project)
         tags = [tag for image in images for tag in image["spec"].get("tags", ())]
-        return [DEFAULT_IMAGE, *layer.public_images(), *(image["metadata"]["name"] for image in images), *tags]
+        return [DEFAULT_IMAGE, *sorted(layer.public_images()), *(image["metadata"]["name"] for image in images), *tags]
 
 
 def _digest(image: Value) -> str:

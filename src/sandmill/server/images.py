@@ -22,7 +22,7 @@ from sandmill.server.catalog import ENDED, Catalog
 from sandmill.server.events import Events
 from sandmill.server.layer_images import Made
 from sandmill.server.outputs import Log, Outputs
-from sandmill.server.recipes import dockerfile_of, unpack, unpack_part
+from sandmill.server.recipes import dockerfile_of, text_in, unpack, unpack_part
 from sandmill.server.records import Records, Value, fine_stamp
 from sandmill.server.refusals import Cause, Refusal, invalid
 from sandmill.server.schema import ascii_of, nearest
@@ -188,7 +188,7 @@ class Images:
             context.mkdir()
         if "inline" in asked:
             return asked["inline"], context
-        return self._blobs.find(project, asked["blob"], "spec.dockerfile.blob").read_text("utf-8", "replace"), context
+        return text_in(self._blobs.find(project, asked["blob"], "spec.dockerfile.blob")), context
 
     def _from(self, project: str, wanted: str) -> str | None:
         """The digest that a FROM means, None for this machine's own programs. Raises ImageError."""

@@ -44,9 +44,15 @@ def platform() -> str:
     return f"linux/{architecture()}"
 
 
-def public_images() -> list[str]:
-    """Names of the store that everybody may use."""
-    return sorted(name for name in store().names() if name.startswith(PUBLIC))
+def public_images() -> dict[str, str]:
+    """Digests by the names of the store that everybody may use."""
+    return {name: digest for name, digest in store().names().items() if name.startswith(PUBLIC)}
+
+
+def is_public_digest(word: str) -> bool:
+    """Whether it is the digest of one of them, or the beginning of one."""
+    digits = digest_of(word)
+    return digits is not None and any(digest.removeprefix("sha256:").startswith(digits) for digest in public_images().values())
 
 
 def digest_of(word: str) -> str | None:
@@ -55,9 +61,9 @@ def digest_of(word: str) -> str | None:
     return None if match is None else match[1]
 
 
-def public_image(name: str) -> Image:
-    """One of them. Raises ImageError."""
-    return store().find(name)
+def public_image(wanted: str) -> Image:
+    """One of them, by name or digest. Raises ImageError."""
+    return store().find(wanted)
 
 
 def user_of(digest: str | None) -> str | None:

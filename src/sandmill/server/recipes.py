@@ -9,6 +9,7 @@ import gzip
 import json
 import lzma
 import posixpath
+import shutil
 import tarfile
 import zlib
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from sandmill.errors import ConfigError
 from sandmill.server.records import Value
 
 _MOST_BYTES: Final = 4 << 30
+_LONGEST_TEXT: Final = 1 << 20
 _MOST_ENTRIES: Final = 100_000
 _DEEPEST: Final = 100
 _ONE_FILE: Final = "file"
@@ -47,6 +49,15 @@ def dockerfile_of(steps: Sequence[Value], base: str, user: str | None, parts: Se
     return "\n".join(lines)
 
 
+def text_in(blob: Path) -> str:
+    """A Dockerfile. Blocks. Raises ConfigError."""
+    with blob.open("rb") as file:
+        data = file.read(_LONGEST_TEXT + 1)
+    if len(data) > _LONGEST_TEXT:
+        raise ConfigError(f"a Dockerfile has {_LONGEST_TEXT} bytes at most", field="blob")
+    return data.decode("utf-8", "replace")
+
+
 def unpack(archive: Path, folder: Path) -> None:
     """A tar archive, compressed or not, into an empty folder. Blocks. Raises ConfigError."""
     folder.mkdir(mode=0o755)
@@ -67,7 +78,7 @@ def unpack_part(blob: Path, folder: Path, dest: str) -> bool:
     """
     if not _is_archive(blob):
         folder.mkdir(mode=0o755)
-        (folder / _ONE_FILE).write_bytes(blob.read_bytes())
+        shutil.copyfile(blob, folder / _ONE_FILE)
         return True
     unpack(blob, folder)
     found = list(folder.iterdir())
