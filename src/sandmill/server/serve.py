@@ -148,7 +148,7 @@ async def _run(settings: Settings, keys: Keys, listening: socket.socket, server:
         on = Context(settings, records, events, secrets, catalog, boxes, branches, images, blobs, commands, outputs, answers, keys)
         commands.recover()
         images.recover()
-        await catalog.sweep()
+        await catalog.recover()
         await boxes.recover(float(loaded.notes.get("alive", time.time())))
         publish(records, settings.prices)
         server.config.app = application(on)
