@@ -41,6 +41,49 @@ def test_options_reach_the_sandbox(sandmill):
     assert done.returncode == 1
 
 
+LOOK_UP = "import socket, sys; [print(socket.gethostbyname(name)) for name in sys.argv[1:]]"
+
+
+def test_a_sandbox_reaches_nothing_unless_told(sandmill):
+    done = sandmill("sandbox", "run", "--", "python3", "-c", LOOK_UP, "a.example.org")
+    assert (done.returncode, done.stdout) == (1, b"")
+    done = sandmill(
+        "sandbox", "run", "--allow", "*.example.org", "--preset", "pypi", "--", "python3", "-c", LOOK_UP, "a.example.org", "pypi.org"
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"198.18.0.1\n198.18.0.2\n", b"")
+    done = sandmill("sandbox", "run", "--allow", "a.example.org", "--", "python3", "-c", LOOK_UP, "a.example.org", "b.example.org")
+    assert (done.returncode, done.stdout) == (1, b"198.18.0.1\n")
+    assert b"sandmill: refused b.example.org: " in done.stderr
+    private = "import socket; socket.create_connection(('169.254.169.254', 80), 5).recv(1)"
+    done = sandmill("sandbox", "run", "--network", "open", "--", "python3", "-c", private)
+    assert (done.returncode, b"sandmill: refused 169.254.169.254:80: " in done.stderr) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--network", "opne"], "--network: it is none or open, not 'opne'; did you mean open?"),
+        (["--network", "open", "--allow", "x.org"], "--allow: hosts are allowed one by one or all at once"),
+        (["--network", "none", "--preset", "pypi"], "--preset: hosts are allowed one by one or all at once"),
+        (["--allow", "http://x/"], "--allow:"),
+        (["--allow", "10.0.0.1"], "--allow:"),
+        (["--preset", "pypy"], "pypi"),
+        (["--image", "nothing"], "no image 'nothing'"),
+    ],
+)
+def test_networks_and_images_that_make_no_sense(sandmill, words, said):
+    done = sandmill("sandbox", "run", *words, "--", "true")
+    assert (done.returncode, done.stdout) == (2 if words[0] != "--image" else done.returncode, b"")
+    assert done.returncode
+    assert said in done.stderr.decode()
+
+
+def test_files_are_kept_as_an_image_whatever_the_exit_code(sandmill):
+    done = sandmill("sandbox", "run", "--save", "prepared", "--", "sh", "-c", "echo work > w; echo home > ~/h; exit 3")
+    assert done.returncode == 3, done.stderr
+    assert sandmill("sandbox", "run", "--image", "prepared", "--", "sh", "-c", "cat w ~/h").stdout == b"work\nhome\n"
+
+
 def test_options_after_the_command_belong_to_the_command(sandmill):
     assert sandmill("sandbox", "run", "echo", "--json", "--help").stdout == b"--json --help\n"
     assert sandmill("sandbox", "run", "--", "echo", "--debug").stdout == b"--debug\n"

@@ -44,6 +44,18 @@ spec:
   resources: {cpu: "1", memory: 256Mi}
   maxCostUSD: "1.00"
 """
+IMAGE = """
+apiVersion: nodus.dev/v1
+kind: Image
+metadata: {name: snap}
+spec: {fromSandbox: {name: dev}}
+"""
+BROKEN = """
+apiVersion: nodus.dev/v1
+kind: Image
+metadata: {name: broken}
+spec: {dockerfile: {inline: "FROM nodus/agent-tools\\nRUN exit 3"}}
+"""
 SECOND = MANIFEST.replace("name: dev", "name: old")
 cli("nodus apply -f FILE", "apply", "-f", "dev.yaml", out="sandbox/dev created")
 cli("nodus apply -f FILE, again", "apply", "-f", "dev.yaml", out="sandbox/dev unchanged")
@@ -65,8 +77,21 @@ cli(
 cli("nodus exec -i", "exec", "-i", "sb/dev", "--", "cat", stdin="piped in", out="^piped in$")
 cli("nodus exec of what is not there", "exec", "sb/dev", "--", "no-such-program", code=127)
 cli("nodus cp to a sandbox", "cp", "tree", "sb/dev:/workspace/tree", err="2 files")
+cli("nodus exec of a folder's making", "exec", "sb/dev", "--", "mkdir", "-p", "tree/empty/too")
 cli("nodus cp from a sandbox, a folder", "cp", "sb/dev:/workspace/tree", "back", err="2 files")
 cli("nodus cp from a sandbox, a file", "cp", "sb/dev:/workspace/tree/a", "a", err="1 files")
+cli("nodus cp from a sandbox, a folder with empty ones in it", "cp", "sb/dev:/workspace/tree", "again", err="2 files")
+cli("nodus apply -f FILE of an Image", "apply", "-f", "image.yaml", out="image/snap created")
+cli("nodus wait image/NAME", "wait", "image/snap", "--for=condition=Ready", "--timeout", "20s", out="condition met")
+cli("nodus get images", "get", "images", out=r"snap +Ready +sha256:")
+cli("nodus describe image/NAME", "describe", "image/snap", out="Ready")
+cli("nodus create sandbox --image NAME", "create", "sandbox", "copy", "--image", "snap", "--memory", "256Mi", out="created")
+cli("nodus exec in a sandbox from an Image", "exec", "sb/copy", "--", "cat", "tree/sub/b", out="^b\n$")
+cli("nodus apply -f FILE of an Image that cannot be built", "apply", "-f", "broken.yaml", out="image/broken created")
+cli("nodus wait for its failure", "wait", "image/broken", "--for=jsonpath={.status.phase}=Failed", "--timeout", "20s", out="condition met")
+cli("nodus logs image/NAME", "logs", "image/broken", out="exit code 3")
+cli("nodus delete image/NAME", "delete", "image/snap", "image/broken", out="deleted")
+cli("nodus exec in a sandbox whose Image is gone", "exec", "sb/copy", "--", "cat", "tree/sub/b", out="^b\n$")
 cli("nodus logs --process", "logs", "sb/dev", "--process", "1", out="out\n")
 cli("nodus get processes", "get", "processes", out=r"sb-dev-1 +dev +1 +Failed +3")
 cli("nodus cancel process/NAME", "cancel", "process/sb-dev-1", out="cancel")

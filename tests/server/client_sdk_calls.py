@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 
 import pytest
 from client_calls import Work, sdk, until
@@ -279,9 +280,84 @@ def _(work: Work) -> None:
     work["sb"].refresh_secrets()
 
 
-@sdk("sb.snapshot_filesystem()", refused="Unsupported", why="the sandbox layer makes no images yet")
+@sdk("sb.snapshot_filesystem(name); Sandbox.create(image=image.name)")
 def _(work: Work) -> None:
-    work["sb"].snapshot_filesystem()
+    import nodus
+
+    work["sb"].files.write("/home/user/kept", "kept")
+    image = work["sb"].snapshot_filesystem("prepared")
+    copy = nodus.Sandbox.create(image=image.name, memory="256Mi")
+    assert copy.exec("cat", "x", "/home/user/kept").stdout.read() == "twokept"
+    assert nodus.api.get("Image", "prepared")["status"]["phase"] == "Ready"
+    copy.terminate()
+
+
+@sdk("Image.from_dockerfile(path, context=...).build(), with its log")
+def _(work: Work) -> None:
+    import contextlib
+    import io
+
+    import nodus
+
+    folder = Path(work["folder"], "context")
+    folder.mkdir()
+    (folder / "hello.sh").write_text("#!/bin/sh\necho from the context\n")
+    (folder / "hello.sh").chmod(0o755)
+    (folder / "Dockerfile").write_text("FROM nodus/agent-tools\nWORKDIR /srv/app\nCOPY hello.sh .\nRUN ./hello.sh > said\n")
+    with contextlib.redirect_stdout(io.StringIO()) as log:
+        image = nodus.Image.from_dockerfile(folder / "Dockerfile", context=folder).build()
+    assert "[4/4] RUN ./hello.sh > said" in log.getvalue()
+    assert (image.digest or "").startswith("sha256:")
+    sandbox = nodus.Sandbox.create(image=image.name, memory="256Mi")
+    assert sandbox.exec("sh", "-c", "cat said; ./hello.sh", workdir="/srv/app").stdout.read() == "from the context\n" * 2
+    sandbox.terminate()
+
+
+@sdk('Image.from_registry("nodus/agent-tools").run_commands, .env, .workdir, .add_local_file, .add_local_dir; .build()')
+def _(work: Work) -> None:
+    import nodus
+
+    folder = Path(work["folder"], "local")
+    folder.mkdir()
+    (folder / "one.txt").write_text("one\n")
+    image = (
+        nodus.Image.from_registry("nodus/agent-tools").run_commands("mkdir -p /opt/made", "echo made > /opt/made/it").env({"SAID": "a $b"})
+        .add_local_file(folder / "one.txt", "/opt/one.txt").add_local_dir(folder, "/opt/dir").workdir("/opt").build(show_logs=False)
+    )  # fmt: skip
+    sandbox = nodus.Sandbox.create(image=image.name, memory="256Mi")
+    assert (
+        sandbox.exec("sh", "-c", 'cat made/it one.txt dir/one.txt; echo "$SAID"', workdir="/opt").stdout.read() == "made\none\none\na $b\n"
+    )
+    sandbox.terminate()
+
+
+@sdk("Image.build() of what fails raises ImageBuildFailed")
+def _(work: Work) -> None:
+    import nodus
+
+    with pytest.raises(nodus.errors.ImageBuildFailed, match="exit code 3"):
+        nodus.Image.from_registry("nodus/agent-tools").run_commands("exit 3").build(show_logs=False)
+
+
+@sdk("nodus.api.get, list and delete of Image")
+def _(work: Work) -> None:
+    import nodus
+
+    assert {image["status"]["phase"] for image in nodus.api.list("Image")} == {"Ready", "Failed"}
+    nodus.api.delete("Image", "prepared")
+    with pytest.raises(nodus.errors.NotFound):
+        nodus.api.get("Image", "prepared")
+
+
+@sdk(
+    "Image.pip_install(...).build()",
+    refused="Invalid",
+    why="builds reach what spec.network allows, which the SDK does not send; run steps install",
+)
+def _(work: Work) -> None:
+    import nodus
+
+    nodus.Image.from_registry("nodus/agent-tools").pip_install("six").build(show_logs=False)
 
 
 @sdk("Sandbox.create(network=Egress.open())")
@@ -298,7 +374,11 @@ def _(work: Work) -> None:
     nodus.Sandbox.create(network=nodus.Egress.allow("example.org"))
 
 
-@sdk('Sandbox.create(image="other")', refused="ImageNotFound", why="the one image is nodus/agent-tools")
+@sdk(
+    'Sandbox.create(image="example.org/acme/tools:1.2")',
+    refused="ImageNotFound",
+    why="nothing is pulled; images are the project's own or under nodus/",
+)
 def _(work: Work) -> None:
     import nodus
 

@@ -27,6 +27,8 @@ def results() -> Iterator[dict[str, str]]:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         (root / "dev.yaml").write_text(client_cli_calls.MANIFEST)
+        (root / "image.yaml").write_text(client_cli_calls.IMAGE)
+        (root / "broken.yaml").write_text(client_cli_calls.BROKEN)
         (root / "manifests").mkdir()
         (root / "manifests" / "dev.yaml").write_text(client_cli_calls.MANIFEST)
         (root / "tree" / "sub").mkdir(parents=True)

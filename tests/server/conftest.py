@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from postgres_process import Postgres
-from server_process import Server, serving
+from server_process import KEY, Server, serving
 
 
 @pytest.fixture(scope="session")
@@ -21,7 +21,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def clean(server: Server) -> Iterator[Server]:
     """The shared server; what the test leaves there is removed."""
     yield server
-    for plural in ("sandboxes", "secrets"):
+    for plural in ("sandboxes", "images", "secrets"):
         assert server.ask("DELETE", plural).status == 200
 
 
@@ -43,3 +43,13 @@ def own_postgres(tmp_path: Path) -> Iterator[Postgres]:
         yield running
     finally:
         running.close()
+
+
+@pytest.fixture(params=["here", "server"])
+def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where sandboxes are made; nothing else differs."""
+    monkeypatch.delenv("SANDMILL_API_URL", raising=False)
+    if request.param == "server":
+        monkeypatch.setenv("SANDMILL_API_URL", request.getfixturevalue("server").url)
+        monkeypatch.setenv("SANDMILL_API_KEY", KEY)
+    return str(request.param)

@@ -87,6 +87,56 @@ def test_every_field_is_refused_with_its_path(server: Server, spec: Any, field: 
     assert answer.body.isascii()
 
 
+IMAGES = [
+    ({}, "spec.base", "FieldValueInvalid", "one of fromSandbox, dockerfile, base"),
+    ({"base": "nodus/agent-tools", "fromSandbox": {"name": "a"}}, "spec.base", "FieldValueInvalid", "found fromSandbox and base"),
+    ({"fromSandbox": {}}, "spec.fromSandbox.name", "FieldValueRequired", "must be given"),
+    ({"fromSandbox": {"name": "../a"}}, "spec.fromSandbox.name", "FieldValueInvalid", "name of a Sandbox"),
+    ({"fromSandbox": {"name": "a", "includePaths": ["/x"]}}, "spec.fromSandbox.includePaths", "FieldValueNotSupported", "every file"),
+    ({"dockerfile": {}}, "spec.dockerfile.inline", "FieldValueInvalid", "the text, or the blob"),
+    ({"dockerfile": {"inline": "RUN true"}}, "spec.dockerfile.inline", "FieldValueInvalid", "no FROM"),
+    ({"dockerfile": {"inline": "FROM host\nRUNN x"}}, "spec.dockerfile.inline", "FieldValueInvalid", "nearest instruction is RUN"),
+    ({"dockerfile": {"inline": "FROM host", "target": "x"}}, "spec.dockerfile.target", "FieldValueNotSupported", "one stage"),
+    ({"dockerfile": {"inline": "FROM host", "context": "sha256:00"}}, "spec.dockerfile.context", "FieldValueInvalid", "sha256:<hex>"),
+    ({"dockerfile": {"inline": "FROM host", "buildArgs": {"A B": "x"}}}, None, "FieldValueInvalid", "name of an ARG"),
+    ({"base": "x\nRUN y"}, "spec.base", "FieldValueInvalid", "an image such as"),
+    ({"base": "nodus/agent-tools", "steps": [{}]}, "spec.steps[0]", "FieldValueInvalid", "one of run, env"),
+    ({"base": "nodus/agent-tools", "steps": [{"run": ["x"], "env": {}}]}, "spec.steps[0]", "FieldValueInvalid", "one of run, env"),
+    ({"base": "nodus/agent-tools", "steps": [{"run": "x"}]}, "spec.steps[0].run", "FieldValueTypeInvalid", "a list"),
+    ({"base": "nodus/agent-tools", "steps": [{"env": {"A": "x\nRUN y"}}]}, None, "FieldValueInvalid", "one line"),
+    ({"base": "nodus/agent-tools", "steps": [{"pipInstall": {}}]}, "spec.steps[0].pipInstall", "FieldValueNotSupported", "run step"),
+    ({"steps": [], "dockerfile": {"inline": "FROM host"}}, "spec.steps", "FieldValueInvalid", "steps need a base"),
+    ({"base": "nodus/agent-tools", "platform": "linux/arm"}, "spec.platform", "FieldValueNotSupported", "linux/arm64"),
+    ({"base": "nodus/agent-tools", "tags": ["nodus/x"]}, "spec.tags[0]", "FieldValueInvalid", "outside nodus/"),
+    (
+        {"base": "nodus/agent-tools", "network": {"egress": {"policy": "AllowList"}}},
+        "spec.network.egress.policy",
+        "FieldValueInvalid",
+        "no host",
+    ),
+    ({"base": "nodus/agent-tools", "imagePullSecrets": ["x"]}, "spec.imagePullSecrets", "FieldValueNotSupported", "no registry"),
+]
+
+
+@pytest.mark.parametrize(("spec", "field", "reason", "said"), IMAGES, ids=[str(place) for place in range(len(IMAGES))])
+def test_every_field_of_an_image_is_refused_with_its_path(server: Server, spec: Any, field: str | None, reason: str, said: str) -> None:
+    answer = server.ask("POST", "images", {"metadata": {"name": "bad"}, "spec": spec})
+    assert (answer.status, answer.json["reason"]) == (422, "Invalid")
+    causes = answer.json["details"]["causes"]
+    assert any((field is None or cause["field"] == field) and cause["reason"] == reason and said in cause["message"] for cause in causes), (
+        causes
+    )
+    assert len(answer.body) < 4096
+    assert answer.body.isascii()
+
+
+@pytest.mark.parametrize("project", ["..", "UPPER", "a_b", "%F2%B6%85%B4", "x" * 64])
+def test_what_is_no_projects_name_holds_nothing(server: Server, project: str) -> None:
+    place = f"/apis/nodus.dev/v1/namespaces/{project}/secrets"
+    assert server.ask("POST", place, {"metadata": {"name": "a"}, "spec": {"stringData": {"k": "v"}}}).status == 404
+    assert server.ask("GET", place).status == 404
+
+
 def test_all_that_is_wrong_is_said_at_once(server: Server) -> None:
     body = sandbox(imag="x", state="no", resources={"cpu": "x", "memory": "y"})
     body["metadata"] |= {"labels": {"bad key": "x"}, "colour": "red"}

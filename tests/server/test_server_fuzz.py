@@ -16,6 +16,7 @@ from server_process import KEY, Server, serving
 
 HEADERS = {"Authorization": f"Bearer {KEY}"}
 EXAMPLES = 12
+CLOSED = {"additionalProperties": False}
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +35,20 @@ def described(server: Server) -> schemathesis.BaseSchema:
     spec["workingDir"] = {"type": "string", "enum": ["/workspace", "/home/user/x"]}
     spec["network"]["properties"]["egress"]["properties"]["policy"]["enum"] = ["Deny"]
     spec["secrets"]["maxItems"] = 0
+    image = schemas["dev.nodus.v1.Image"]["properties"]
+    parts = image["spec"]["properties"]
+    parts["base"]["enum"] = ["nodus/agent-tools"]
+    parts["fromSandbox"]["properties"]["name"]["enum"] = ["a", "b"]
+    parts["dockerfile"] = {
+        "type": "object",
+        "properties": {"inline": {"enum": ["FROM nodus/agent-tools", "FROM a"]}},
+        "required": ["inline"],
+    }
+    parts["network"]["properties"]["egress"]["properties"]["policy"]["enum"] = ["Deny"]
+    parts["steps"] = {"type": "array", "maxItems": 1, "items": {"type": "object", "properties": {"run": {"enum": [["true"], ["false"]]}}}}
+    parts["platform"]["enum"] = ["linux/amd64"]
+    ways = ("base", "fromSandbox", "dockerfile")
+    image["spec"] = {"anyOf": [{"type": "object", "required": [way], "properties": {way: parts[way]}, **CLOSED} for way in ways]}
     for resources, words in (("memory", ["64Mi", "128Mi"]), ("disk", ["16Mi", "1Gi"]), ("cpu", ["1", "500m"])):
         spec["resources"]["properties"][resources] = {"type": "string", "enum": words}
     for name, words in (("idleTimeout", ["0s", "5m"]), ("maxLifetime", ["1h", "24h"])):
@@ -47,11 +62,20 @@ def described(server: Server) -> schemathesis.BaseSchema:
             "type": "string",
             "enum": ["", "aGk=", "*"],
         }
+    box = "/apis/nodus.dev/v1/namespaces/{namespace}/sandboxes/{name}"
+    document["paths"][f"{box}/fork"]["post"]["requestBody"]["content"]["application/json"]["schema"]["properties"]["count"]["maximum"] = 2
     for kind in ("Sandbox", "Secret", "Image", "Process"):
         meta = schemas[f"dev.nodus.v1.{kind}"]["properties"]["metadata"]["properties"]
         meta["name"] = meta["generateName"] = {"type": "string", "enum": ["a", "b", "fz"]}
         meta["namespace"] = {"type": "string", "enum": ["default"]}
         del meta["resourceVersion"]
+    named = {"type": "object", "properties": {"name": {"enum": ["a", "b", "fz"]}}, "required": ["name"], **CLOSED}
+    schemas["dev.nodus.v1.Image"] = {
+        "type": "object",
+        "properties": {"metadata": named, "spec": image["spec"]},
+        "required": ["metadata", "spec"],
+        **CLOSED,
+    }
     document["components"]["schemas"] |= {f"{name}.Asked": schema for name, schema in schemas.items()}
     for path in document["paths"].values():
         for operation in path.values():
@@ -83,6 +107,7 @@ def test_no_input_makes_it_fail(fuzzed: Server) -> None:
     operations = [result.ok() for result in schema.get_all_operations()]
     assert len(operations) > 30
     calm = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large, HealthCheck.large_base_example]
+    box = "/apis/nodus.dev/v1/namespaces/{namespace}/sandboxes/{name}"
     tried: collections.Counter[tuple[str, int]] = collections.Counter()
 
     for mode in (schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE):
@@ -103,6 +128,7 @@ def test_no_input_makes_it_fail(fuzzed: Server) -> None:
     assert tried.total() > 300
     succeeded = {label for label, status in tried if status < 300}
     assert len(succeeded) > 0.6 * len(operations), sorted({label for label, _ in tried} - succeeded)
+    assert {f"POST {box}/{sub}" for sub in ("fork", "freeze", "thaw")} | {f"POST {box.replace('sandboxes/{name}', 'images')}"} <= succeeded
     assert fuzzed.ask("GET", "/readyz").status == 200
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,22 @@ def with_records(folder: Path, body: Body) -> None:
             store.close()
 
     asyncio.run(run())
+
+
+def test_a_sync_reaches_the_disk_with_what_was_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[tuple[str, bool]] = []
+
+    def fdatasync(descriptor: int) -> None:
+        place = Path(f"/proc/self/fd/{descriptor}").readlink()
+        synced.append((place.name, b"a value of note" in place.read_bytes()))
+
+    async def body(records: Records) -> None:
+        await records.save("Secret", "default", fresh("Secret", "s", "default", {"said": "a value of note"}))
+        records.store.sync()
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    with_records(tmp_path, body)
+    assert synced == [("server.db-wal", True)]
 
 
 def test_history_that_is_full_says_expired(tmp_path: Path) -> None:

@@ -13,20 +13,10 @@ import pytest
 from server_process import KEY, Server, serving
 
 import sandmill
-from sandmill.errors import ConfigError, ExecFailed, ExecTimeout, ImageError, IsolationUnavailable, SandboxFileError, SandboxGone
+from sandmill.errors import ConfigError, ExecFailed, ExecTimeout, ImageError, SandboxFileError, SandboxGone
 from sandmill.sandboxes import PIPE, Egress, Pool, SandboxSpec
 
 SMALL = {"memory": "256Mi", "disk": "32Mi"}
-
-
-@pytest.fixture(params=["here", "server"])
-def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Where sandboxes are made; nothing else differs."""
-    monkeypatch.delenv("SANDMILL_API_URL", raising=False)
-    if request.param == "server":
-        monkeypatch.setenv("SANDMILL_API_URL", request.getfixturevalue("server").url)
-        monkeypatch.setenv("SANDMILL_API_KEY", KEY)
-    return str(request.param)
 
 
 @pytest.fixture
@@ -232,17 +222,3 @@ def test_killed_server_is_a_lost_sandbox(monkeypatch: pytest.MonkeyPatch, tmp_pa
             process.wait(timeout=40)
         with pytest.raises(SandboxGone, match="server ended"):
             box.run("true")
-
-
-def test_files_of_a_sandbox_on_a_server_are_the_servers(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SANDMILL_API_KEY", KEY)
-    with pytest.raises(ConfigError, match="Ephemeral"):
-        sandmill.Sandbox.create(**SMALL, server=server.url, continuity="Snapshotted")
-    with sandmill.Sandbox.create(**SMALL, server=server.url) as box:
-        for attempt in (box.snapshot_filesystem, lambda: box.fork(2), box.freeze, lambda: box.halt(keep=True)):
-            with pytest.raises(IsolationUnavailable, match="on a server"):
-                attempt()
-        assert box.run("echo", "alive").stdout == b"alive\n"
-        assert box.halt() is None
-        with pytest.raises(IsolationUnavailable, match="on a server"):
-            box.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import errno
 import json
 import os
@@ -19,7 +20,7 @@ from sandmill.config.quantities import parse_duration
 from sandmill.errors import ConfigError, ExecFailed, SandboxGone
 from sandmill.reports.inert import inert
 from sandmill.reports.words import duration, size
-from sandmill.sandboxes import PIPE, Process, Sandbox, list_sandboxes, stop_sandbox
+from sandmill.sandboxes import PIPE, Egress, Process, Sandbox, list_sandboxes, stop_sandbox
 
 TIMED_OUT = 124
 CANNOT_RUN = 126
@@ -27,6 +28,9 @@ NOT_FOUND = 127
 MAX_FILE_BYTES = 256 * 2**20
 UNREAD_BYTES = 64 * 2**20
 """Output kept for a reader of ours that is slower than the command."""
+_NETWORKS = ("none", "open")
+_MOST_REFUSED = 20
+_DNS = 53
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +42,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     env: Mapping[str, str]
     workdir: str | None
     image: str | None
+    network: Egress
     files: Mapping[str, bytes]
     user: str
 
@@ -51,6 +56,9 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
         env: Sequence[str],
         workdir: str | None,
         image: str | None,
+        network: str | None,
+        allow: Sequence[str],
+        presets: Sequence[str],
         files: Sequence[str],
         user: str | None,
     ) -> Wanted:
@@ -58,11 +66,29 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
         variables = dict(_pair(text, "=", "--env", "NAME=VALUE") for text in env)
         copies = [_pair(text, ":", "--file", "HOST:BOX") for text in files]
         contents = {box: _contents(Path(host)) for host, box in copies}
-        return cls(cpu=cpu, memory=memory, disk=disk, env=variables, workdir=workdir, image=image, files=contents, user=user or "user")
+        return cls(
+            cpu=cpu,
+            memory=memory,
+            disk=disk,
+            env=variables,
+            workdir=workdir,
+            image=image,
+            network=_egress(network, allow, presets),
+            files=contents,
+            user=user or "user",
+        )
 
     def create(self) -> Sandbox:
         """The sandbox, alive, with its files in place. Raises ConfigError, SandboxError."""
-        sandbox = Sandbox.create(cpu=self.cpu, memory=self.memory, disk=self.disk, env=self.env, workdir=self.workdir, image=self.image)
+        sandbox = Sandbox.create(
+            cpu=self.cpu,
+            memory=self.memory,
+            disk=self.disk,
+            env=self.env,
+            workdir=self.workdir,
+            image=self.image,
+            network=self.network,
+        )
         try:
             if self.files:
                 sandbox.write_files(self.files, user=self.user)
@@ -72,8 +98,11 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
         return sandbox
 
 
-def run(command: Sequence[str], wanted: Wanted, *, timeout: str | None, interactive: bool) -> int:
-    """Runs `command` to its end; returns its exit code, 128 + n for a signal, 124 for a timeout, 126 or 127 when it cannot start."""
+def run(command: Sequence[str], wanted: Wanted, *, timeout: str | None, interactive: bool, save: str | None = None) -> int:
+    """Runs `command` to its end; returns its exit code, 128 + n for a signal, 124 for a timeout, 126 or 127 when it cannot start.
+
+    Its files are kept as the image `save`, whatever the exit code; what a policy refused is told on stderr.
+    """
     seconds = None if timeout is None else parse_duration(timeout, field="--timeout")
     with wanted.create() as sandbox:
         try:
@@ -87,6 +116,9 @@ def run(command: Sequence[str], wanted: Wanted, *, timeout: str | None, interact
         if interactive:
             threading.Thread(target=feed, args=(process,), daemon=True).start()
         pump(process)
+        if save is not None:
+            sandbox.snapshot_filesystem(save)
+        tell_refused(sandbox)
         return exit_code(process, timeout)
 
 
@@ -166,6 +198,30 @@ def exit_code(process: Process, timeout: str | None) -> int:
     if process.returncode is None:
         return 1
     return process.returncode if process.returncode >= 0 else 128 - process.returncode
+
+
+def tell_refused(sandbox: Sandbox) -> None:
+    """What the network policy refused, a line each on stderr: a command often fails without saying why."""
+    for one in sandbox.blocked[:_MOST_REFUSED]:
+        where = inert(one.host, limit=200) if one.port == _DNS else f"{inert(one.host, limit=200)}:{one.port}"
+        sys.stderr.write(f"sandmill: refused {where}: {inert(one.reason, limit=200)}\n")
+
+
+def _egress(network: str | None, allow: Sequence[str], presets: Sequence[str]) -> Egress:
+    """The policy that options ask for. Raises ConfigError naming the option."""
+    if network not in (None, *_NETWORKS):
+        near = difflib.get_close_matches(str(network), _NETWORKS, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ConfigError(f"it is none or open, not {network!r}{hint}", field="--network")
+    if not allow and not presets:
+        return Egress.open() if network == "open" else Egress.deny()
+    option = "--allow" if allow else "--preset"
+    if network is not None:
+        raise ConfigError(f"hosts are allowed one by one or all at once; leave out --network {network}", field=option)
+    try:
+        return Egress.allow(*allow, presets=presets)
+    except ConfigError as error:
+        raise ConfigError(error.message, field=option) from error
 
 
 def _pair(text: str, sign: str, option: str, shape: str) -> tuple[str, str]:

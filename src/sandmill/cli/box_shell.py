@@ -13,15 +13,18 @@ import tty
 from collections.abc import Iterator
 from types import FrameType
 
-from sandmill.cli.box import Wanted, exit_code
+from sandmill.cli.box import Wanted, exit_code, tell_refused
 from sandmill.errors import ConfigError
 from sandmill.sandboxes import PIPE, Process
 
 SHELL = ("bash", "--norc", "-i")
 
 
-def shell(wanted: Wanted) -> int:
-    """Runs the shell and returns its exit code. Raises ConfigError when standard input or output is no terminal."""
+def shell(wanted: Wanted, *, save: str | None = None) -> int:
+    """Runs the shell and returns its exit code; its files are kept as the image `save`.
+
+    Raises ConfigError when standard input or output is no terminal.
+    """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ConfigError("a shell needs a terminal on standard input and output; for one command use: sandmill sandbox run -- CMD")
     terminal = sys.stdin.fileno()
@@ -34,6 +37,9 @@ def shell(wanted: Wanted) -> int:
             threading.Thread(target=_show, args=(process, waker), daemon=True).start()
             _type(process, terminal, wake)
         process.wait()
+        if save is not None:
+            sandbox.snapshot_filesystem(save)
+        tell_refused(sandbox)
     return exit_code(process, None)
 
 

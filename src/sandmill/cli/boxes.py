@@ -22,6 +22,12 @@ Env = Annotated[list[str] | None, typer.Option("--env", metavar="NAME=VALUE", he
 Workdir = Annotated[str | None, typer.Option("--workdir", metavar="PATH", help="Where the command starts. Default: /workspace.")]
 Image = Annotated[str | None, typer.Option("--image", metavar="IMAGE", help="A name, a digest, oci:PATH or docker-archive:PATH.")]
 Files = Annotated[list[str] | None, typer.Option("--file", metavar="HOST:BOX", help="Copies a file in; may be repeated.")]
+Network = Annotated[str | None, typer.Option("--network", metavar="none|open", help="What it may reach. Default: none.")]
+Allow = Annotated[list[str] | None, typer.Option("--allow", metavar="HOST", help='A host it may reach, or "*.suffix"; may be repeated.')]
+Presets = Annotated[
+    list[str] | None, typer.Option("--preset", metavar="NAME", help="A named list of hosts, such as pypi; may be repeated.")
+]
+Save = Annotated[str | None, typer.Option("--save", metavar="NAME", help="Keeps its files as an image once the command has ended.")]
 User = Annotated[str | None, typer.Option("--user", metavar="NAME", help="Who runs it: user (default) or root of the sandbox.")]
 
 
@@ -35,15 +41,31 @@ def run(
     env: Env = None,
     workdir: Workdir = None,
     image: Image = None,
+    network: Network = None,
+    allow: Allow = None,
+    preset: Presets = None,
     file: Files = None,
     user: User = None,
     stdin: Annotated[bool, typer.Option("-i", "--stdin", help="Passes standard input on; by default the command has none.")] = False,
+    save: Save = None,
 ) -> None:
     """Runs one command in a fresh sandbox; its output and exit code are this command's."""
     from sandmill.cli import box
 
-    wanted = box.Wanted.of(cpu=cpu, memory=memory, disk=disk, env=env or [], workdir=workdir, image=image, files=file or [], user=user)
-    raise typer.Exit(carried(lambda: box.run(command, wanted, timeout=timeout, interactive=stdin)))
+    wanted = box.Wanted.of(
+        cpu=cpu,
+        memory=memory,
+        disk=disk,
+        env=env or [],
+        workdir=workdir,
+        image=image,
+        network=network,
+        allow=allow or [],
+        presets=preset or [],
+        files=file or [],
+        user=user,
+    )
+    raise typer.Exit(carried(lambda: box.run(command, wanted, timeout=timeout, interactive=stdin, save=save)))
 
 
 @app.command()
@@ -54,15 +76,31 @@ def shell(
     env: Env = None,
     workdir: Workdir = None,
     image: Image = None,
+    network: Network = None,
+    allow: Allow = None,
+    preset: Presets = None,
     file: Files = None,
     user: User = None,
+    save: Save = None,
 ) -> None:
     """Opens an interactive shell in a fresh sandbox."""
     from sandmill.cli import box_shell
     from sandmill.cli.box import Wanted
 
-    wanted = Wanted.of(cpu=cpu, memory=memory, disk=disk, env=env or [], workdir=workdir, image=image, files=file or [], user=user)
-    raise typer.Exit(carried(lambda: box_shell.shell(wanted)))
+    wanted = Wanted.of(
+        cpu=cpu,
+        memory=memory,
+        disk=disk,
+        env=env or [],
+        workdir=workdir,
+        image=image,
+        network=network,
+        allow=allow or [],
+        presets=preset or [],
+        files=file or [],
+        user=user,
+    )
+    raise typer.Exit(carried(lambda: box_shell.shell(wanted, save=save)))
 
 
 @app.command(name="ls")

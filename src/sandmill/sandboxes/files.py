@@ -21,6 +21,8 @@ class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     """`file`, `folder`, `link` or `other`."""
     size_bytes: int
+    mode: int = 0o644
+    """Permissions."""
 
 
 def absolute(path: str, workdir: str) -> bytes:
@@ -54,7 +56,8 @@ def entry_of(entry: os.DirEntry[str]) -> FileEntry:
     """One entry, as it is itself: links are not followed."""
     info = entry.stat(follow_symlinks=False)
     kinds = ((stat.S_ISREG, "file"), (stat.S_ISDIR, "folder"), (stat.S_ISLNK, "link"))
-    return FileEntry(name=entry.name, kind=next((kind for test, kind in kinds if test(info.st_mode)), "other"), size_bytes=info.st_size)
+    kind = next((kind for test, kind in kinds if test(info.st_mode)), "other")
+    return FileEntry(name=entry.name, kind=kind, size_bytes=info.st_size, mode=info.st_mode & 0o777)
 
 
 def file_error(number: int, path: str) -> SandboxFileError:

@@ -146,6 +146,11 @@ class Sandbox(Filing, Preserving):
         return () if self._egress is None else self._egress.blocked
 
     @dual
+    async def list_blocked(self) -> tuple[Blocked, ...]:
+        """`blocked`, for whoever must not wait: a sandbox on a server has to ask."""
+        return self.blocked
+
+    @dual
     async def exec(
         self,
         *argv: str | bytes,

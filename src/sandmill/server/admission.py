@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any, Final
 
 from sandmill.server import layer
-from sandmill.server.boxes import expiry, first_status
 from sandmill.server.costs import microusd
 from sandmill.server.kinds import API_VERSION, Kind
 from sandmill.server.patching import differences
@@ -16,6 +15,7 @@ from sandmill.server.records import Value, fresh
 from sandmill.server.refusals import Cause, Refusal, invalid
 from sandmill.server.schema import Causes, nearest, shown
 from sandmill.server.specs import METADATA
+from sandmill.server.statuses import expiry, first_status
 
 _TOP: Final = ("apiVersion", "kind", "metadata", "spec", "status")
 _OURS: Final = ("uid", "generation", "creationTimestamp", "deletionTimestamp", "selfLink", "managedFields", "ownerReferences", "finalizers")
@@ -52,6 +52,8 @@ def new(kind: Kind, given: Value, project: str | None, name: str) -> Value:
     value = fresh(kind.kind, name, project, given["spec"], **meta)
     if kind.kind == "Sandbox":
         value["status"] = first_status(value)
+    elif kind.kind == "Image":
+        value["status"] = {"phase": "Pending"}
     return value
 
 
@@ -71,6 +73,8 @@ def replaced(kind: Kind, before: Value, given: Value) -> Value:
     name = before["metadata"]["name"]
     if meta.get("name", name) != name:
         raise invalid(kind.plural, name, [Cause("metadata.name", "FieldValueInvalid", f"must be {name!r}, as in the path")])
+    if kind.kind == "Sandbox":
+        given = {**given, "spec": {"workingDir": before["spec"]["workingDir"], **given["spec"]}}
     version = before["metadata"]["resourceVersion"]
     if meta.get("resourceVersion", version) != version:
         raise Refusal("Conflict", f"{kind.plural} {name!r} has changed since version {meta['resourceVersion']}; read it again", name=name)

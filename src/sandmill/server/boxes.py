@@ -1,7 +1,7 @@
 """The sandbox controller. In: Sandbox objects and what is asked of them. Out: live sandboxes, true statuses, money counted.
 
 Every sandbox's transitions happen one after the other under its own lock. `start`, `stop` and `delete` say what is wanted; each is
-idempotent. A ticker ends what is idle, too old, at its cap, or has died by itself.
+idempotent. What is idle, too old, at its cap, or has died by itself is ended by `ticking.py`.
 """
 
 from __future__ import annotations
@@ -9,45 +9,36 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from sandmill.config.quantities import parse_duration
 from sandmill.errors import SandboxError, SandmillError
+from sandmill.sandboxes import Sandbox
 from sandmill.server import layer
 from sandmill.server.billing import Billing
+from sandmill.server.catalog import Catalog
 from sandmill.server.costs import Meter, cost_status, microusd, rate_of
 from sandmill.server.events import Events
-from sandmill.server.live import CAP, GONE, IDLE, LIFETIME, Live
-from sandmill.server.records import Records, Value, fine_stamp, now, seconds_of, stamp
+from sandmill.server.live import CAP, GONE, Live
+from sandmill.server.records import Records, Value, fine_stamp, now, seconds_of
 from sandmill.server.refusals import Refusal, not_found
 from sandmill.server.secrets import Secrets
 from sandmill.server.settings import Settings
+from sandmill.server.specs import DEFAULT_IMAGE
+from sandmill.server.statuses import LOST, SENTENCES, SHUTDOWN, condition, loss_of
 
-_TICK_S: Final = 0.25
-_SWEEP_S: Final = 5.0
-LOST: Final = "NodeLost"
-REQUESTED: Final = "Requested"
-SHUTDOWN: Final = "ServerShutdown"
-_SENTENCES: Final = {
-    IDLE: "it was idle for its idleTimeout",
-    LIFETIME: "its maxLifetime is over",
-    CAP: "its cost reached maxCostUSD",
-    REQUESTED: "it was asked to stop",
-    SHUTDOWN: "the server was shut down",
-}
 _log = logging.getLogger("sandmill.server")
 
 
 class Boxes:
     """All sandboxes of the server."""
 
-    def __init__(self, records: Records, events: Events, secrets: Secrets, settings: Settings) -> None:
+    def __init__(self, records: Records, events: Events, secrets: Secrets, catalog: Catalog, settings: Settings) -> None:
         self._records = records
         self._events = events
+        self._catalog = catalog
         self._billing = Billing(records)
         self._secrets = secrets
         self._settings = settings
@@ -69,6 +60,26 @@ class Boxes:
     def of(self, value: Value) -> Live | None:
         """The live sandbox of an object."""
         return self._live.get(value["metadata"]["uid"])
+
+    def found(self, project: str, name: str) -> Value:
+        """The object of that name. Raises Refusal."""
+        return self._get(project, name)
+
+    @contextlib.asynccontextmanager
+    async def alone(self, project: str, name: str) -> AsyncIterator[Value]:
+        """The object, while no transition of it is under way. Raises Refusal."""
+        async with self._turn(self._get(project, name)):
+            yield self._get(project, name)
+
+    @contextlib.contextmanager
+    def reserved(self, project: str, name: str, count: int) -> Iterator[None]:
+        """Room for more sandboxes that are about to be up. Raises Refusal (QuotaExceeded)."""
+        self.check_quota(project, name, count)
+        self._coming[project] += count
+        try:
+            yield
+        finally:
+            self._coming[project] -= count
 
     def rate(self, spec: Value) -> int | None:
         """Micro-dollars per hour of a sandbox of this spec."""
@@ -100,7 +111,7 @@ class Boxes:
         live = self._live.get(value["metadata"]["uid"])
         if live is not None and live.stopping is None:
             return live
-        if value["status"]["phase"] == "Stopped" and (loss := _loss(value)) is not None:
+        if value["status"]["phase"] == "Stopped" and (loss := loss_of(value)) is not None:
             fix = "start it explicitly; files written since are lost"
             raise Refusal("SandboxNotRunning", f"sandbox {name!r} is stopped: {loss}", fix=fix, kind="sandboxes", name=name)
         if value["spec"]["state"] == "Stopped":
@@ -109,6 +120,7 @@ class Boxes:
 
     async def start(self, project: str, name: str) -> Live:
         """Brings it up unless it is. Raises Refusal with the reason why it cannot."""
+        await self._catalog.await_image(self._get(project, name))
         async with self._turn(self._get(project, name)):
             value = self._get(project, name)
             live = self._live.get(value["metadata"]["uid"])
@@ -116,15 +128,13 @@ class Boxes:
                 return live
             try:
                 self._admit(value)
+                self.check_quota(project, name)
             except Refusal as refusal:
                 if value["status"].get("phase") in ("Pending", "Starting"):
                     self._put_now(value, phase="Stopped", stopReason=refusal.reason, message=refusal.message)
                 raise
-            self._coming[project] += 1
-            try:
+            with self.reserved(project, name, 1):
                 return await self._start(value)
-            finally:
-                self._coming[project] -= 1
 
     async def stop(self, project: str, name: str, reason: str, *, only: Live | None = None) -> None:
         """Brings it down, keeping what its continuity says. Idempotent. With `only`, nothing happens unless that is the run still."""
@@ -139,7 +149,7 @@ class Boxes:
             if live is not None and (only is None or only is live):
                 await self._stop(value, live, reason)
             elif live is None and value["status"].get("phase") in ("Pending", "Starting"):
-                await self._put(value, phase="Stopped", stopReason=reason, message=_SENTENCES.get(reason, reason))
+                await self._put(value, phase="Stopped", stopReason=reason, message=SENTENCES.get(reason, reason))
 
     async def delete(self, project: str, name: str, reason: str = "Deleted") -> None:
         """Removes it with everything that belongs to it. Idempotent."""
@@ -165,9 +175,11 @@ class Boxes:
             self._kept(uid).unlink(missing_ok=True)
             self._turns.pop(uid, None)
             done = self._records.remove("Sandbox", project, name)
-            self._events.note(value, reason, f"the sandbox was deleted: {_SENTENCES.get(reason, 'it was asked for')}")
+            self._events.note(value, reason, f"the sandbox was deleted: {SENTENCES.get(reason, 'it was asked for')}")
             if done is not None:
                 await self._records.store.durable(done)
+            if "image" in value["status"]:
+                await self._catalog.release(value["status"]["image"])
 
     def limits_changed(self, value: Value) -> None:
         """Its lifecycle or cap was edited."""
@@ -195,27 +207,6 @@ class Boxes:
             if left.suffix != ".tar" or left.stem not in known:
                 left.unlink(missing_ok=True)
 
-    async def tick(self) -> None:
-        """Ends what is due, for ever."""
-        swept = 0.0
-        while True:
-            await asyncio.sleep(_TICK_S)
-            moment, wall = time.monotonic(), time.time()
-            for live in list(self._live.values()):
-                if live.stopping is None and (reason := live.due(moment, wall)) is not None:
-                    live.stopping = reason
-                    self.soon(self._end(live, reason))
-            if wall >= swept + _SWEEP_S:
-                swept = wall
-                self._sweep(stamp(wall))
-
-    def _sweep(self, moment: str) -> None:
-        """Deletes what is down and too old."""
-        for value in self._records.each("Sandbox"):
-            meta = value["metadata"]
-            if value["status"]["expirationTime"] <= moment and meta["uid"] not in self._live and "deletionTimestamp" not in meta:
-                self.soon(self.delete(meta["namespace"], meta["name"], LIFETIME))
-
     async def close(self) -> None:
         """Stops every sandbox as if asked to, so that nothing that should survive is lost."""
         stops = [self.stop(live.project, live.name, SHUTDOWN) for live in list(self._live.values())]
@@ -235,7 +226,7 @@ class Boxes:
         return self._turns.setdefault(value["metadata"]["uid"], asyncio.Lock())
 
     def _admit(self, value: Value) -> None:
-        """Quota, cap and phase. Raises Refusal."""
+        """Cap and phase. Raises Refusal."""
         meta, status = value["metadata"], value["status"]
         if status.get("phase") == "Failed":
             message = f"sandbox {meta['name']!r} has failed for good: {status.get('message', status.get('reason'))}"
@@ -245,12 +236,11 @@ class Boxes:
         if limit is not None and spent >= microusd(limit):
             message = f"sandbox {meta['name']!r} has spent its maxCostUSD of {limit}"
             raise Refusal("BudgetExceeded", message, fix="raise spec.maxCostUSD", kind="sandboxes", name=meta["name"])
-        self.check_quota(meta["namespace"], meta["name"])
 
-    def check_quota(self, project: str, name: str) -> None:
-        """Raises Refusal (QuotaExceeded) when the project may have no more sandboxes up."""
+    def check_quota(self, project: str, name: str, count: int = 1) -> None:
+        """Raises Refusal (QuotaExceeded) when the project may not have so many more sandboxes up."""
         up = self._coming[project] + sum(1 for live in self._live.values() if live.project == project)
-        if up >= self._settings.max_running:
+        if up + count > self._settings.max_running:
             message = f"project {project!r} has {up} sandboxes running, which is its quota"
             raise Refusal("QuotaExceeded", message, retry_after_s=5, fix="stop or delete some", kind="sandboxes", name=name)
 
@@ -259,39 +249,60 @@ class Boxes:
         mount = await self._secrets.given(value)
         sandbox = None
         try:
-            made = layer.sandbox_spec(spec, mount.env, time.time() - seconds_of(meta["creationTimestamp"]))
+            image = await self.pinned(value)
+            made = layer.sandbox_spec(spec, mount.env, None if image is None else image["digest"])
             sandbox = await layer.create(made, meta["name"], meta.get("labels", {}))
-            kept = self._kept(meta["uid"])
-            if spec["continuity"]["mode"] == "Snapshotted" and kept.exists():
+            if (kept := self.kept(value)) is not None:
                 await layer.restore(sandbox, kept)
             if mount.files:
                 await layer.give_secrets(sandbox, mount.files)
-        except (SandmillError, OSError, TimeoutError) as error:
+        except (SandmillError, OSError, TimeoutError, Refusal) as error:
             if sandbox is not None:
                 await sandbox.terminate.aio()
             raise await self._failed(value, error) from error
-        before = microusd(value["status"].get("cost", {}).get("totalUSD"))
-        limit = spec.get("maxCostUSD")
-        meter = Meter(
-            rate_microusd_per_hour=self.rate(spec), limit_microusd=None if limit is None else microusd(limit), before_microusd=before
-        )
-        live = self._live[meta["uid"]] = Live(value, sandbox, meter)
-        epoch = value["status"].get("attempt", {}).get("epoch", 0) + 1
-        self._put_now(
-            value,
-            gone=("stopReason", "reason", "message", "activity"),
-            phase="Running",
-            startTime=fine_stamp(live.began_s),
-            attempt={"name": f"{meta['name']}-{epoch}", "epoch": epoch},
-            secretVersions=mount.versions,
-            conditions=[condition("Ready", "True", "Running", "the sandbox takes commands")],
-            **live.status(),
-        )
-        if epoch > 1:
+        status = self.adopt(value, sandbox, mount.files)
+        self._put_now(value, gone=("stopReason", "reason", "message", "activity"), **status, secretVersions=mount.versions)
+        live = self._live[meta["uid"]]
+        if status["attempt"]["epoch"] > 1:
             self._events.note(value, "Started", "the sandbox was started again")
         if self.on_start is not None:
             await self.on_start(live, value)
         return live
+
+    def adopt(self, value: Value, sandbox: Sandbox, secrets: Mapping[str, bytes]) -> dict[str, Any]:
+        """From now on the sandbox is that object's, billed and watched. Returns what its status says then; the caller stores it at once."""
+        meta, spec, status = value["metadata"], value["spec"], value["status"]
+        limit = spec.get("maxCostUSD")
+        meter = Meter(
+            rate_microusd_per_hour=self.rate(spec),
+            limit_microusd=None if limit is None else microusd(limit),
+            before_microusd=microusd(status.get("cost", {}).get("totalUSD")),
+        )
+        live = self._live[meta["uid"]] = Live(value, sandbox, meter, secrets)
+        epoch = status.get("attempt", {}).get("epoch", 0) + 1
+        return {
+            "phase": "Running",
+            "startTime": fine_stamp(live.began_s),
+            "attempt": {"name": f"{meta['name']}-{epoch}", "epoch": epoch},
+            "conditions": [condition("Ready", "True", "Running", "the sandbox takes commands")],
+            **live.status(),
+        }
+
+    async def pinned(self, value: Value) -> Value | None:
+        """`status.image` of an object, decided before its first start and kept; None is the built-in image. Raises Refusal."""
+        pinned = self._catalog.pin(value)
+        if pinned is None and value["spec"]["image"] != DEFAULT_IMAGE:
+            raise Refusal("ImageNotFound", f"image {value['spec']['image']!a} was not made in time")
+        if pinned is not None:
+            if pinned != value["status"].get("image"):
+                self._put_now(value, image=pinned)
+            await self._catalog.hold(pinned)
+        return pinned
+
+    def kept(self, value: Value) -> Path | None:
+        """What the last stop saved, None where nothing was or nothing is to be."""
+        path = self._kept(value["metadata"]["uid"])
+        return path if value["spec"]["continuity"]["mode"] == "Snapshotted" and path.exists() else None
 
     async def _failed(self, value: Value, error: Exception) -> Refusal:
         message = str(error) or type(error).__name__
@@ -299,16 +310,6 @@ class Boxes:
         await self._put(value, phase="Failed", reason="StartupFailed", message=message)
         _log.warning("sandbox %s could not be started: %s", value["metadata"]["name"], message)
         return Refusal("SandboxFailed", message, kind="sandboxes", name=value["metadata"]["name"])
-
-    async def _end(self, live: Live, reason: str) -> None:
-        """A limit was reached, or it died."""
-        value = self._records.get("Sandbox", live.project, live.name)
-        if value is None:
-            return
-        if reason == LIFETIME or (reason == IDLE and value["spec"]["lifecycle"]["onIdle"] == "Delete"):
-            await self.delete(live.project, live.name, reason)
-        else:
-            await self.stop(live.project, live.name, reason, only=live)
 
     async def _stop(self, value: Value, live: Live, reason: str) -> None:
         uid = live.uid
@@ -319,13 +320,16 @@ class Boxes:
             await live.sandbox.kill_processes.aio()
         if reason != GONE and value["spec"]["continuity"]["mode"] == "Snapshotted":
             saved = await self._save(live)
+        refused = await layer.blocked(live.sandbox)
         why = live.sandbox.gone_reason
         await live.sandbox.terminate.aio()
         cost = self._bill(value, live.meter, live.began_s, live.seconds)
         del self._live[uid]
-        message = _SENTENCES.get(reason) or f"it ended by itself: {why}"
+        message = SENTENCES.get(reason) or f"it ended by itself: {why}"
         status: dict[str, Any] = {"phase": "Stopped", "stopReason": reason, "message": message, "activity": "Idle", "cost": cost}
         status["conditions"] = [condition("Ready", "False", reason, message), *([] if saved is None else [saved])]
+        if refused:
+            status["blocked"] = refused
         if saved is not None and saved["status"] == "True":
             status["snapshot"] = {"reason": "Stop", "time": now()}
         if reason == GONE and value["spec"]["continuity"]["mode"] == "Snapshotted" and "snapshot" not in value["status"]:
@@ -383,25 +387,3 @@ class Boxes:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, Refusal):
             _log.error("a sandbox's transition failed", exc_info=error)
-
-
-def _loss(value: Value) -> str | None:
-    """What a stopped sandbox has lost, if its last stop did not save it: nobody may run on in an older workspace without knowing."""
-    found = [one["message"] for one in value["status"].get("conditions", ()) if (one["type"], one["status"]) == ("StateSaved", "False")]
-    return str(found[0]) if found else None
-
-
-def condition(kind: str, state: str, reason: str, message: str) -> dict[str, Any]:
-    """One entry of `status.conditions`."""
-    return {"type": kind, "status": state, "reason": reason, "message": message, "lastTransitionTime": now()}
-
-
-def first_status(value: Value) -> Value:
-    """The status a new Sandbox has."""
-    stopped = {"phase": "Stopped", "stopReason": REQUESTED} if value["spec"]["state"] == "Stopped" else {"phase": "Pending"}
-    return {**stopped, "activity": "Idle", "expirationTime": expiry(value)}
-
-
-def expiry(value: Value) -> str:
-    """When maxLifetime deletes it."""
-    return stamp(seconds_of(value["metadata"]["creationTimestamp"]) + parse_duration(value["spec"]["lifecycle"]["maxLifetime"]))

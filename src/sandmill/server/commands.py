@@ -19,12 +19,13 @@ from sandmill.config.quantities import parse_duration
 from sandmill.errors import ConfigError, ExecFailed, SandboxError, SandboxGone, StoreUnavailable
 from sandmill.sandboxes import PIPE, Process
 from sandmill.sandboxes.streams import Output
-from sandmill.server.boxes import LOST, Boxes
+from sandmill.server.boxes import Boxes
 from sandmill.server.live import Live
 from sandmill.server.outputs import Log, Outputs
 from sandmill.server.records import Records, Value, fine_stamp, fresh
 from sandmill.server.refusals import Cause, Refusal, invalid
 from sandmill.server.settings import Settings
+from sandmill.server.statuses import LOST
 from sandmill.server.tables import Forget, Write
 
 ENDED: Final = ("Succeeded", "Failed", "Cancelled")
@@ -258,7 +259,8 @@ class Commands:
         number = getattr(error, "errno", None)
         code = {errno.ENOENT: _NOT_FOUND, errno.EACCES: _NOT_RUNNABLE}.get(number or 0)
         reason = "SandboxLost" if isinstance(error, SandboxGone) else "CommandNotFound" if code == _NOT_FOUND else "StartFailed"
-        status: dict[str, Any] = {"phase": "Failed", "reason": reason, "message": str(error)}
+        message = getattr(error, "strerror", None) or str(error)
+        status: dict[str, Any] = {"phase": "Failed", "reason": reason, "message": message}
         if isinstance(error, ExecFailed):
             status |= {"exitCode": code if code is not None else _NOT_RUNNABLE, "errno": errno.errorcode.get(number or 0, "EIO")}
         self._end(running, status)

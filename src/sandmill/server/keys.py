@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from sandmill.errors import ConfigError, StateIncompatible
-from sandmill.server.refusals import Refusal
+from sandmill.server.refusals import Refusal, not_found
 from sandmill.server.specs import NAME
 
 PREFIX: Final = "sandmill_"
@@ -33,9 +33,11 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     projects: tuple[str, ...] = ()
 
     def check(self, project: str) -> None:
-        """Raises Refusal (Forbidden) for a project that is not its own."""
+        """Raises Refusal (Forbidden) for a project that is not its own, NotFound for what is no project's name."""
         if self.projects and project not in self.projects:
             raise Refusal("Forbidden", "this key has no access to that project")
+        if not re.fullmatch(NAME, project):
+            raise not_found("projects", project)
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

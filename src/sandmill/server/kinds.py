@@ -55,7 +55,15 @@ KINDS: Final[tuple[Kind, ...]] = (
         spec=specs.SANDBOX,
         verbs=_ALL,
         mutable=("state", "maxCostUSD", "lifecycle"),
-        subresources=(("processes", ("create",)), ("files", ("get", "update", "delete")), ("log", ("get",))),
+        subresources=(
+            ("processes", ("create",)),
+            ("files", ("get", "update", "delete")),
+            ("log", ("get",)),
+            ("fork", ("create",)),
+            ("freeze", ("create",)),
+            ("thaw", ("create",)),
+            ("blocked", ("get",)),
+        ),
         columns=(
             Column("Phase", "status.phase"),
             Column("Activity", "status.activity"),

@@ -1,17 +1,20 @@
 """The one place where the server asks the sandbox layer for something. In: a spec as the API stores it. Out: live sandboxes, saved folders.
 
-What the sandbox layer cannot do yet is refused here, naming the field: images other than the built-in one,
-snapshots of a whole file system. Whoever adds one of these to `sandmill.sandboxes` connects it here and nowhere else.
+Whatever a Sandbox is asked for here is asked through its public methods, so that it may be one of another machine. Images are
+in `picturing.py`, by the same rule.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
 
 from sandmill.config.hosts import parse_hosts
 from sandmill.config.manifest import EgressPolicy, EgressSection
@@ -32,19 +35,17 @@ SECRETS: Final = "/run/secrets"
 
 
 def check(spec: Mapping[str, Any]) -> None:
-    """Refuses what no sandbox of this machine can be. Raises Refusal (Unsupported, ImageNotFound, Invalid)."""
-    _check_egress(spec["network"]["egress"])
-    if spec["image"] != DEFAULT_IMAGE:
-        message = f"there is no image {spec['image'][:200]!a}; the one image is {DEFAULT_IMAGE}"
-        raise Refusal("ImageNotFound", message, causes=[Cause("spec.image", "FieldValueNotFound", message)])
+    """Refuses what no sandbox of this machine can be. Raises Refusal (Invalid)."""
+    check_egress(spec["network"]["egress"])
     try:
-        sandbox_spec(spec, {}, 0.0)
+        sandbox_spec(spec, {}, None if spec["image"] == DEFAULT_IMAGE else spec["image"])
     except ConfigError as error:
         field = {"workdir": "spec.workingDir", "env": "spec.env"}.get(error.field or "", f"spec.resources.{error.field}")
         raise Refusal("Invalid", error.message, causes=[Cause(field, "FieldValueInvalid", error.message)]) from error
 
 
-def _check_egress(asked: Mapping[str, Any]) -> None:
+def check_egress(asked: Mapping[str, Any]) -> None:
+    """Refuses hosts, presets and policies that do not fit. Raises Refusal (Invalid)."""
     for key, hosts, presets in (("allow", asked.get("allow", ()), ()), ("presets", (), asked.get("presets", ()))):
         try:
             parse_hosts(hosts, presets)
@@ -53,30 +54,32 @@ def _check_egress(asked: Mapping[str, Any]) -> None:
                 "Invalid", error.message, causes=[Cause(f"spec.network.egress.{key}", "FieldValueInvalid", error.message)]
             ) from error
     try:
-        _egress(asked)
+        egress(asked)
     except ConfigError as error:
         raise Refusal("Invalid", error.message, causes=[Cause("spec.network.egress.policy", "FieldValueInvalid", error.message)]) from error
 
 
-def _egress(asked: Mapping[str, Any]) -> Egress:
+def egress(asked: Mapping[str, Any]) -> Egress:
+    """`spec.network.egress` as a policy. Raises ConfigError."""
     return Egress.of(
         EgressSection(policy=EgressPolicy(asked["policy"]), allow=tuple(asked.get("allow", ())), presets=tuple(asked.get("presets", ())))
     )
 
 
-def sandbox_spec(spec: Mapping[str, Any], env: Mapping[str, str], age_s: float) -> SandboxSpec:
-    """The sandbox layer's spec. Limits of time and money are the server's to watch; here they are only a backstop."""
+def sandbox_spec(spec: Mapping[str, Any], env: Mapping[str, str], image: str | None) -> SandboxSpec:
+    """The sandbox layer's spec; `image` is a digest. Limits of time and money are the server's to watch; here they are only a backstop."""
     resources = spec["resources"]
-    life_s = max(1.0, parse_duration(spec["lifecycle"]["maxLifetime"]) - age_s)
+    life_s = parse_duration(spec["lifecycle"]["maxLifetime"])
     return SandboxSpec(
         cpu=parse_cpu(resources["cpu"], field="cpu"),
         memory_bytes=parse_bytes(resources["memory"], field="memory"),
         disk_bytes=parse_bytes(resources["disk"], field="disk"),
         timeout_s=life_s + _BACKSTOP_S,
         idle_timeout_s=_NEVER_S,
-        network=_egress(spec["network"]["egress"]),
+        network=egress(spec["network"]["egress"]),
         env=dict(env),
         workdir=spec["workingDir"],
+        image=image,
     )
 
 
@@ -85,11 +88,19 @@ async def create(spec: SandboxSpec, name: str, labels: Mapping[str, str]) -> San
     return await Sandbox.from_spec.aio(spec, name=name, labels=labels, server="")
 
 
-def snapshot(sandbox: Sandbox | None, image: Mapping[str, Any]) -> None:
-    """An image of a sandbox's file system. Raises Refusal: the sandbox layer has no snapshots yet."""
-    field = next((name for name in ("fromSandbox", "dockerfile", "base") if name in image), "fromSandbox")
-    message = f"this server makes no images yet; start from {DEFAULT_IMAGE}"
-    raise Refusal("Unsupported", message, causes=[Cause(f"spec.{field}", "FieldValueNotSupported", message)])
+async def fork(sandbox: Sandbox, count: int) -> list[Sandbox]:
+    """Sandboxes that start from its files as they are now, all or none. Raises SandboxError."""
+    return await sandbox.fork.aio(count)
+
+
+async def freeze(sandbox: Sandbox, *, frozen: bool) -> None:
+    """Stops everything in it, or lets it go on. Idempotent. Raises SandboxError."""
+    await (sandbox.freeze.aio() if frozen else sandbox.thaw.aio())
+
+
+async def blocked(sandbox: Sandbox) -> list[dict[str, Any]]:
+    """What its network policy refused, as JSON."""
+    return [msgspec.to_builtins(one) for one in await sandbox.list_blocked.aio()]
 
 
 def kept_folder(workdir: str) -> str:
@@ -103,6 +114,8 @@ async def save(sandbox: Sandbox, target: Path) -> int:
     The archive is made by the sandbox's own tar and is never unpacked outside a sandbox: its names are whatever ran there chose.
     """
     folder = kept_folder(sandbox.spec.workdir)
+    if sandbox.frozen:
+        await sandbox.thaw.aio()
     process = await sandbox.exec.aio(
         *("tar", "-C", folder, "--format=posix", "--numeric-owner", "--sparse", "-cf", "-", "."),
         workdir="/",
@@ -158,10 +171,33 @@ async def give_secrets(sandbox: Sandbox, files: Mapping[str, bytes]) -> None:
     placed = {f"{SECRETS}/{path}": data for path, data in files.items()}
     await sandbox.write_files.aio(placed, user=_keeper(sandbox))
     if _keeper(sandbox) == "root":
-        done = await sandbox.run.aio("chown", "-R", "1000:1000", SECRETS, workdir="/", user="root", timeout=_SAVE_S)
+        account = sandbox.image.account
+        owner = f"{account.uid}:{account.gid}"
+        done = await sandbox.run.aio("chown", "-R", owner, SECRETS, workdir="/", user="root", timeout=_SAVE_S)
         if done.exit_code != 0:
             raise SandboxFileError(5, "the secrets' owner could not be set", SECRETS)
+    await close_secrets(sandbox, files)
+
+
+async def close_secrets(sandbox: Sandbox, files: Iterable[str]) -> None:
+    """Only the sandbox's user can read them, and nobody write."""
+    placed = [f"{SECRETS}/{path}" for path in files]
     await sandbox.run.aio("chmod", "0400", *placed, workdir="/", user=_keeper(sandbox), timeout=_SAVE_S)
+
+
+async def take_secrets(sandbox: Sandbox, files: Iterable[str]) -> None:
+    """Removes them from a sandbox that stands still. Raises SandboxError when one stays."""
+    for path in files:
+        try:
+            await sandbox.remove.aio(f"{SECRETS}/{path}", user=_keeper(sandbox))
+        except SandboxFileError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR):
+                raise
+
+
+async def put_secrets(sandbox: Sandbox, files: Mapping[str, bytes]) -> None:
+    """Puts them back; no command can run meanwhile, so that their owner writes them."""
+    await sandbox.write_files.aio({f"{SECRETS}/{path}": data for path, data in files.items()})
 
 
 def _to_disk(file: Any) -> None:

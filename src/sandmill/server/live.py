@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from sandmill.config.quantities import parse_duration
@@ -21,12 +23,14 @@ _SHOWN_S: Final = 5.0
 class Live:
     """One run of one sandbox: from a start to the next stop. On the event loop only."""
 
-    def __init__(self, value: Value, sandbox: Sandbox, meter: Meter) -> None:
+    def __init__(self, value: Value, sandbox: Sandbox, meter: Meter, secrets: Mapping[str, bytes]) -> None:
         self.uid: str = value["metadata"]["uid"]
         self.project: str = value["metadata"]["namespace"]
         self.name: str = value["metadata"]["name"]
         self.sandbox = sandbox
         self.meter = meter
+        self.secrets = secrets
+        """Files below /run/secrets that it was given."""
         self.began = self.used = time.monotonic()
         self.began_s = self.used_s = time.time()
         self.busy = 0
@@ -55,6 +59,15 @@ class Live:
         self.busy -= 1
         self.touch()
 
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Something else than a command is done with it."""
+        self.enter()
+        try:
+            yield
+        finally:
+            self.leave()
+
     @property
     def seconds(self) -> float:
         """Since it came up."""
@@ -80,7 +93,9 @@ class Live:
 
     def status(self) -> dict[str, Any]:
         """What changes all the time: shown whenever the object is read, stored only at its turning points."""
+        frozen = {"frozen": True} if self.sandbox.frozen else {}
         return {
+            **frozen,
             "activity": "Busy" if self.busy else "Idle",
             "lastActivityTime": fine_stamp(self.used_s),
             "expirationTime": stamp(self.ends_s),

@@ -169,6 +169,23 @@ class Records:
         await self.store.durable(self.put(kind, project, value, *also, answer=answer))
         return self._objects[kind].get((project, value["metadata"]["name"]), value)
 
+    def put_all(
+        self, kind: str, project: str, values: Sequence[Value], answer: Callable[[Sequence[Value]], Write | None]
+    ) -> tuple[Sequence[Value], asyncio.Future[Any]]:
+        """`put` of new objects, all or nothing, together with what `answer` makes of them as stored."""
+        steps: list[tuple[Change, Seen]] = []
+        stored: list[Value] = []
+        for value in values:
+            self.version += 1
+            value = {**value, "metadata": {**value["metadata"], "resourceVersion": str(self.version)}}
+            self._objects[kind][(project, value["metadata"]["name"])] = value
+            stored.append(value)
+            steps.append(self._change("ADDED", kind, project, value, None))
+        said = answer(stored)
+        done = self.store.submit([*(change for change, _ in steps), *(() if said is None else (said,))])
+        done.add_done_callback(lambda _: self._tell(*(seen for _, seen in steps)))
+        return stored, done
+
     def fold(self, kind: str, project: str, names: Sequence[str], into: Value) -> None:
         """Removes objects and stores the one that stands for them, all or nothing."""
         steps: deque[tuple[Change, Seen]] = deque()

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
+import secrets as random
 import signal
 import socket
 import time
@@ -25,20 +26,26 @@ from sandmill.server.answers import Answers
 from sandmill.server.api.context import LARGEST_FILE, Context
 from sandmill.server.api.protocol import BoundedProtocol
 from sandmill.server.api.routes import application
+from sandmill.server.blobs import Blobs
 from sandmill.server.boxes import Boxes
+from sandmill.server.branches import Branches
+from sandmill.server.catalog import Catalog
 from sandmill.server.commands import Commands
 from sandmill.server.events import Events
+from sandmill.server.images import Images
 from sandmill.server.keys import Keys
 from sandmill.server.offerings import publish
 from sandmill.server.outputs import Outputs
 from sandmill.server.records import Records
 from sandmill.server.secrets import Secrets
 from sandmill.server.settings import Settings
-from sandmill.server.store import Store
+from sandmill.server.store import Loaded, Store
 from sandmill.server.tables import Note
+from sandmill.server.ticking import tick
 
 _HEARTBEAT_S: Final = 1.0
 _CLOSE_S: Final = 30.0
+_OWNER: Final = "images"
 _BACKLOG: Final = 1024
 _LARGEST_FRAME: Final = 1 << 20
 _log = logging.getLogger("sandmill.server")
@@ -131,14 +138,21 @@ async def _run(settings: Settings, keys: Keys, listening: socket.socket, server:
         events = Events(records)
         secrets = Secrets(records, settings.folder)
         outputs = Outputs(store, home)
-        boxes = Boxes(records, events, secrets, settings)
+        catalog = Catalog(records, _owner(store, loaded))
+        boxes = Boxes(records, events, secrets, catalog, settings)
+        branches = Branches(records, boxes, settings)
+        blobs = Blobs(settings.folder)
+        images = Images(records, events, catalog, branches, blobs, outputs, settings)
         commands = Commands(records, boxes, outputs, settings)
-        on = Context(settings, records, events, secrets, boxes, commands, outputs, Answers(loaded.answers), keys)
+        answers = Answers(loaded.answers)
+        on = Context(settings, records, events, secrets, catalog, boxes, branches, images, blobs, commands, outputs, answers, keys)
         commands.recover()
+        images.recover()
+        await catalog.recover()
         await boxes.recover(float(loaded.notes.get("alive", time.time())))
         publish(records, settings.prices)
         server.config.app = application(on)
-        parts = (boxes.tick(), _beat(store), _announce(server, settings, listening, announce))
+        parts = (tick(boxes, records), _beat(store), _announce(server, settings, listening, announce))
         tasks = [home.create_task(part) for part in parts]
         broken: list[BaseException] = []
         for task in tasks:
@@ -150,12 +164,22 @@ async def _run(settings: Settings, keys: Keys, listening: socket.socket, server:
                 task.cancel()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_CLOSE_S):
+                    await images.close()
                     await boxes.close()
                     await commands.settled()
         if broken:
             raise broken[0]
     finally:
         store.close()
+
+
+def _owner(store: Store, loaded: Loaded) -> str:
+    """What this server's names in the image store begin with, the same at every start."""
+    owner = loaded.notes.get(_OWNER)
+    if owner is None:
+        owner = random.token_hex(4)
+        store.submit([Note(_OWNER, owner)])
+    return owner
 
 
 def _watch(task: asyncio.Task[None], server: uvicorn.Server, broken: list[BaseException]) -> None:
@@ -167,10 +191,11 @@ def _watch(task: asyncio.Task[None], server: uvicorn.Server, broken: list[BaseEx
 
 
 async def _beat(store: Store) -> None:
-    """Writes down that the server lives: after a crash, costs are counted until the last beat."""
+    """Writes down that the server lives: after a crash, costs are counted until the last beat. A power cut loses what came after it."""
     while True:
-        with contextlib.suppress(StoreUnavailable, SandboxError):
+        with contextlib.suppress(StoreUnavailable, SandboxError, OSError):
             await store.commit([Note("alive", repr(time.time()))])
+            await asyncio.to_thread(store.sync)
         await asyncio.sleep(_HEARTBEAT_S)
 
 

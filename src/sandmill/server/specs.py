@@ -11,8 +11,11 @@ from sandmill.server.schema import Choice, Either, Flag, Many, Record, Text, Who
 
 NAME: Final = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 _KEY: Final = r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+_IMAGE: Final = r"[A-Za-z0-9][A-Za-z0-9._:/@+-]*"
 _ENV: Final = r"[A-Za-z_][A-Za-z0-9_]{0,255}"
-DEFAULT_IMAGE: Final = "nodus/agent-tools"
+PUBLIC: Final = "nodus/"
+"""What images of everybody are called; all other names belong to a project."""
+DEFAULT_IMAGE: Final = f"{PUBLIC}agent-tools"
 WORKSPACE: Final = "/workspace"
 
 _WORD = Text(about="One word of a command.", expect="a word", longest=131_072)
@@ -49,13 +52,37 @@ _MOUNT = Either(
         },
     ),
 )
+NETWORK: Final = Record(
+    about="What may be reached.",
+    defaults={"egress": {}},
+    refused={"ingress": "sandboxes take no connections from outside; reach a service from inside with a command"},
+    fields={
+        "egress": Record(
+            about="Outbound connections.",
+            defaults={"policy": "Deny"},
+            fields={
+                "policy": Choice(words=("Deny", "AllowList", "Open"), about="Nothing, a list, or all but private ranges.", default="Deny"),
+                "allow": Many(
+                    of=Text(
+                        about="A host name, or *.suffix.",
+                        pattern=r"(\*\.)?([A-Za-z0-9_]([-A-Za-z0-9_]{0,61}[A-Za-z0-9_])?\.)*[A-Za-z0-9_]([-A-Za-z0-9_]{0,61}[A-Za-z0-9_])?",
+                        expect="a host name such as example.org or *.example.org (no scheme, port or path)",
+                        longest=253,
+                    ),
+                    longest=128,
+                    about="Host names, with policy AllowList.",
+                ),
+                "presets": Many(of=Text(about="A named list of hosts.", expect="a name", longest=63), longest=16),
+            },
+        )
+    },
+)
 _NO_GPU = "this server places no accelerators; leave it out"
 
 SANDBOX = Record(
     about="An isolated place to run commands in.",
     defaults={
         "image": DEFAULT_IMAGE,
-        "workingDir": WORKSPACE,
         "resources": {},
         "network": {},
         "lifecycle": {},
@@ -64,8 +91,8 @@ SANDBOX = Record(
     },
     fields={
         "image": Text(
-            about="The file system it starts from.",
-            pattern=r"[A-Za-z0-9][A-Za-z0-9._:/@-]*",
+            about="What it starts from: an Image of the project by name, tag or digest, or an image under nodus/.",
+            pattern=_IMAGE,
             expect="an image such as nodus/agent-tools",
             shortest=1,
             longest=512,
@@ -86,33 +113,7 @@ SANDBOX = Record(
                 "disk": size("Everything it writes.", least="1Mi", most="1Ti", default="1Gi"),
             },
         ),
-        "network": Record(
-            about="What it may reach.",
-            defaults={"egress": {}},
-            refused={"ingress": "sandboxes take no connections from outside; reach a service from inside with a command"},
-            fields={
-                "egress": Record(
-                    about="Outbound connections.",
-                    defaults={"policy": "Deny"},
-                    fields={
-                        "policy": Choice(
-                            words=("Deny", "AllowList", "Open"), about="Nothing, a list, or all but private ranges.", default="Deny"
-                        ),
-                        "allow": Many(
-                            of=Text(
-                                about="A host name, or *.suffix.",
-                                pattern=r"(\*\.)?([A-Za-z0-9_]([-A-Za-z0-9_]{0,61}[A-Za-z0-9_])?\.)*[A-Za-z0-9_]([-A-Za-z0-9_]{0,61}[A-Za-z0-9_])?",
-                                expect="a host name such as example.org or *.example.org (no scheme, port or path)",
-                                longest=253,
-                            ),
-                            longest=128,
-                            about="Host names, with policy AllowList.",
-                        ),
-                        "presets": Many(of=Text(about="A named list of hosts.", expect="a name", longest=63), longest=16),
-                    },
-                )
-            },
-        ),
+        "network": NETWORK,
         "lifecycle": Record(
             about="When it ends by itself.",
             defaults={"idleTimeout": "5m", "onIdle": "Stop", "maxLifetime": "24h"},
@@ -166,31 +167,65 @@ PROCESS = Record(
         "sequence": Whole(about="Its number in that sandbox; set by the server.", least=1, most=2**53),
     },
 )
+_LINE: Final = r"[^\r\n]*"
+_BLOB = Text(about="A blob's digest.", pattern=r"sha256:[0-9a-f]{64}", expect="sha256:<hex>", longest=71)
+_NO_INSTALLER = "write it as a run step, such as run: [pip install NAME], and allow its hosts in spec.network"
+STEP = Record(
+    about="One step of a build: exactly one of these.",
+    fields={
+        "run": Many(
+            of=Text(longest=65_536, shortest=1), longest=128, shortest=1, about="Shell commands, run as one; the first that fails ends it."
+        ),
+        "env": Words(
+            keys=Text(pattern=_ENV, expect="a variable name such as PATH", longest=256),
+            values=Text(pattern=_LINE, expect="one line", longest=65_536),
+        ),
+        "workdir": Text(pattern=f"/{_LINE}", expect="an absolute path such as /workspace", longest=4096),
+        "copy": Record(
+            about="Files of a blob: one file, or a tar archive.", required=("blob", "dest"), fields={"blob": _BLOB, "dest": WORKING_DIR}
+        ),
+    },
+    refused=dict.fromkeys(("aptInstall", "pipInstall", "uvPipInstall"), _NO_INSTALLER)
+    | {"uvSync": "copy the project and write a run step, and allow its hosts in spec.network"},
+)
 IMAGE = Record(
-    about="A file system that sandboxes can start from.",
+    about="A file system that sandboxes can start from; one of fromSandbox, dockerfile and base says how it is made.",
+    defaults={"network": {}},
     fields={
         "fromSandbox": Record(
-            about="A snapshot of a sandbox's file system.",
+            about="A snapshot of a sandbox's file system, without its secrets.",
             required=("name",),
-            fields={
-                "name": Text(about="The sandbox.", pattern=NAME, expect="the name of a Sandbox", longest=63),
-                "includePaths": Many(of=WORKING_DIR, longest=64, about="Only these paths."),
-            },
+            fields={"name": Text(about="The sandbox.", pattern=NAME, expect="the name of a Sandbox", longest=63)},
+            refused={"includePaths": "a snapshot has every file; remove the others in the sandbox first"},
         ),
-        "base": Text(about="An image reference that steps build on.", expect="an image reference", longest=512),
+        "base": Text(
+            about="The image that steps build on.", pattern=_IMAGE, expect="an image such as nodus/agent-tools", shortest=1, longest=512
+        ),
+        "steps": Many(of=STEP, longest=128, about="What is done to the base, in order."),
         "dockerfile": Record(
-            about="A Dockerfile.",
+            about="A Dockerfile: FROM, COPY, ENV, WORKDIR, RUN, USER and ARG.",
             fields={
                 "inline": Text(about="Its text.", longest=262_144),
-                "blob": Text(about="Its digest.", pattern=r"sha256:[0-9a-f]{64}", expect="sha256:<hex>", longest=71),
-                "context": Text(about="The context's digest.", pattern=r"sha256:[0-9a-f]{64}", expect="sha256:<hex>", longest=71),
-                "buildArgs": Words(keys=Text(longest=256), values=Text(longest=4096)),
-                "target": Text(about="The stage to build.", longest=128),
+                "blob": _BLOB,
+                "context": _BLOB,
+                "buildArgs": Words(keys=Text(pattern=_ENV, expect="the name of an ARG", longest=256), values=Text(longest=4096)),
             },
+            refused={"target": "a Dockerfile has one stage here; leave it out"},
         ),
-        "platform": Choice(words=("linux/amd64", "linux/arm64"), about="The architecture."),
-        "python": Text(about="The interpreter's version.", longest=32),
-        "tags": Many(of=Text(longest=128), longest=32, about="Tags."),
+        "network": NETWORK,
+        "platform": Choice(words=("linux/amd64", "linux/arm64"), about="The architecture: this machine's."),
+        "python": Text(about="The interpreter's version, for whoever asks; nothing is checked.", longest=32),
+        "tags": Many(
+            of=Text(
+                pattern=r"(?!nodus/)[A-Za-z0-9][A-Za-z0-9._/:@+-]{0,119}", expect="a name outside nodus/ such as team/tools:1", longest=120
+            ),
+            longest=32,
+            about="More names for it; each means the newest image that has it.",
+        ),
+    },
+    refused={
+        "imagePullSecrets": "this server pulls from no registry; its owner can import an image into the store as nodus/NAME",
+        "buildSecrets": "a build is given no secrets; give them to the sandbox",
     },
 )
 SECRET = Record(

@@ -8,6 +8,7 @@ A failed commit is tried again until it succeeds: memory is ahead of the disk th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import logging
 import os
@@ -57,6 +58,8 @@ class Store:
         self._loop = loop
         self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._guard: sql.Connection | None = None
+        place = engine.url.database if engine.dialect.name == "sqlite" else None
+        self._wal = None if place is None else f"{place}-wal"
         self.trouble: str | None = None
         """Why writes fail at present, None while they do not."""
         self._written = self._version = self._answered = 0
@@ -94,6 +97,16 @@ class Store:
         self._queue.put(_Job((), ask, done))
         found: R = await self.durable(done)
         return found
+
+    def sync(self) -> None:
+        """What was committed until now survives a power cut too. Blocks, beside the thread that commits. PostgreSQL sees to that itself."""
+        if self._wal is not None:
+            with contextlib.suppress(FileNotFoundError):
+                descriptor = os.open(self._wal, os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    os.fdatasync(descriptor)
+                finally:
+                    os.close(descriptor)
 
     def close(self) -> None:
         """Writes what is queued and ends, within some seconds. Idempotent."""
@@ -276,7 +289,7 @@ def _engine(folder: Path, url: str | None) -> sql.Engine:
 def _tune(connection: Any, _: Any) -> None:
     cursor = connection.cursor()
     cursor.execute("PRAGMA journal_mode=WAL")
-    cursor.execute("PRAGMA synchronous=NORMAL")
+    cursor.execute("PRAGMA synchronous=NORMAL")  # a commit waits for no disk: some milliseconds less for every command; see `sync`
     cursor.close()
 
 

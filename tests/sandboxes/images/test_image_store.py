@@ -16,7 +16,7 @@ from image_archives import Member, docker_save, folder, is_empty, layer
 from sandmill.errors import ImageError
 from sandmill.sandboxes.images.image import Image
 from sandmill.sandboxes.images.importing import obtain
-from sandmill.sandboxes.images.store import KEPT, LayerRecord, Store, Use
+from sandmill.sandboxes.images.store import KEPT, SERVED, LayerRecord, Store, Use
 
 MIB = 1 << 20
 
@@ -49,6 +49,41 @@ def test_the_least_recently_used_goes_first(tmp_path: Path) -> None:
     assert left(place) == {1, 3, 4, 5}
     assert place.total_bytes() == 4 * MIB
     assert not place.layer_folder(digest_of(2)).exists()
+
+
+def test_a_dropped_name_takes_its_image_along_unless_it_has_another(tmp_path: Path) -> None:
+    place = Store(tmp_path / "store", limit_bytes=9 * MIB)
+    image = add(place, 1, name=f"{SERVED}one/a")
+    place.save(image, f"{SERVED}one/b")
+    shared = add(place, 2, name="plain")
+    add(place, 3, name=f"{SERVED}one/c", below=shared)
+    place.drop(f"{SERVED}one/a")
+    assert place.find(f"{SERVED}one/b") == image
+    place.drop(f"{SERVED}one/b")
+    place.drop(f"{SERVED}one/b")
+    place.drop(f"{SERVED}one/c")
+    assert (left(place), set(place.names())) == ({2}, {"plain"})
+    assert not place.layer_folder(digest_of(1)).exists()
+
+
+def test_a_dropped_image_that_is_used_keeps_its_layers_until_then(tmp_path: Path) -> None:
+    place = Store(tmp_path / "store", limit_bytes=9 * MIB)
+    use = place.use(add(place, 1, name=f"{SERVED}one/a"))
+    place.drop(f"{SERVED}one/a")
+    assert place.layer_folder(digest_of(1)).exists()
+    use.release()
+    place.collect()
+    assert not place.layer_folder(digest_of(1)).exists()
+
+
+def test_what_a_server_holds_is_never_evicted(tmp_path: Path) -> None:
+    place = Store(tmp_path / "store", limit_bytes=2 * MIB)
+    add(place, 1, name=f"{SERVED}one/a")
+    add(place, 2)
+    add(place, 3)
+    assert left(place) == {1, 3}
+    assert place.prune() == MIB
+    assert left(place) == {1}
 
 
 def test_what_is_used_or_kept_is_never_removed(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ import json
 import os
 import posixpath
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -44,13 +44,36 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     network: Egress = Egress()
 
 
+class Scope(NamedTuple):
+    """For whom a build is. `find`: the image that a FROM means, held. Steps are taken from the store within one `name` only: what they came
+    to is nobody else's to see."""
+
+    find: Callable[[str], Awaitable[tuple[Image, Use]]]
+    name: str = ""
+
+
+async def _anything(wanted: str) -> tuple[Image, Use]:
+    return await in_thread(lambda: obtain(wanted, store()), lambda pair: pair[1].release())
+
+
+HERE: Final = Scope(_anything)
+"""Whoever owns this machine: everything in the store, and archives."""
+
+
 async def build(
-    dockerfile: str | Path, context: Path, *, name: str | None, build_args: Mapping[str, str], limits: Limits, report: Report
+    dockerfile: str | Path,
+    context: Path,
+    *,
+    name: str | None,
+    build_args: Mapping[str, str],
+    limits: Limits,
+    report: Report,
+    scope: Scope = HERE,
 ) -> Image:
     """The image; `name` then means it. On the sandbox loop. Raises ConfigError with file and line, ImageError, SandboxError."""
     text, file = _text(dockerfile)
     instructions = parse(text, file)
-    work = _Build(Context(context), dict(build_args), limits)
+    work = _Build(Context(context), dict(build_args), limits, scope)
     try:
         for number, instruction in enumerate(instructions, 1):
             cached = await work.step(instruction)
@@ -75,12 +98,13 @@ def _text(dockerfile: str | Path) -> tuple[str, str]:
 class _Build:
     """One pass over a Dockerfile. `image` is what it has come to."""
 
-    def __init__(self, context: Context, given: dict[str, str], limits: Limits) -> None:
+    def __init__(self, context: Context, given: dict[str, str], limits: Limits, scope: Scope) -> None:
         self.image = Image(architecture=architecture())
         self.declared: set[str] = set()
         self._context = context
         self._given = given
         self._limits = limits
+        self._scope = scope
         self._args: dict[str, str] = {}
         self._uses: list[Use] = []
 
@@ -117,7 +141,7 @@ class _Build:
         if named[0] == "scratch":
             raise instruction.refuse("an empty image has nothing to run; the nearest base is host")
         try:
-            self.image, use = await in_thread(lambda: obtain(named[0], store()), lambda pair: pair[1].release())
+            self.image, use = await self._scope.find(named[0])
         except ImageError as error:
             raise instruction.refuse(str(error)) from error
         self._uses.append(use)
@@ -162,6 +186,9 @@ class _Build:
         except ConfigError as error:
             raise instruction.refuse(error.message) from error
 
+    def _key(self, step: Sequence[object]) -> str:
+        return json.dumps([*step, self._scope.name] if self._scope.name else step)
+
     def _path(self, path: str) -> str:
         return posixpath.normpath(posixpath.join(self.image.workdir or DEFAULT_WORKDIR, path))
 
@@ -169,7 +196,7 @@ class _Build:
         argv = json_words(instruction.text) or ["/bin/sh", "-c", instruction.text]
         network = msgspec.to_builtins(self._limits.network)
         variables = {name: value for name, value in self._args.items() if name not in self.image.env}
-        key = json.dumps(["run", self.image.digest, argv, sorted(variables.items()), network])
+        key = self._key(["run", self.image.digest, argv, sorted(variables.items()), network])
 
         async def work(sandbox: Sandbox) -> None:
             limits = self._limits
@@ -198,7 +225,7 @@ class _Build:
         if mode is not None and not (mode.isdecimal() and len(mode) <= 4 and all(digit < "8" for digit in mode)):
             raise instruction.refuse(f"--chmod takes an octal number such as 755, not {mode[:40]!r}")
         digest = await in_thread(lambda: self._context.digest(entries, instruction))
-        key = json.dumps(["copy", self.image.digest, digest, self._path(target), target.endswith("/"), several, owner, mode])
+        key = self._key(["copy", self.image.digest, digest, self._path(target), target.endswith("/"), several, owner, mode])
 
         async def work(sandbox: Sandbox) -> None:
             place = self._path(target)

@@ -216,7 +216,7 @@ class Store:
                     bytes=sum(sizes.get(layer, 0) for layer in image.layers),
                     used_at=used_at,
                     in_use=bool(image.layers) and self._is_used(image.layers[-1]),
-                    kept=any(name.startswith(KEPT) for name in own),
+                    kept=any(name.startswith((KEPT, SERVED)) for name in own),
                 )
             )
         return sorted(found, key=lambda one: (one.used_at, one.digest))
@@ -239,6 +239,15 @@ class Store:
         """Forgets a name. Its image goes when room is needed."""
         with self._changes():
             self._name_path(name).unlink(missing_ok=True)
+
+    def drop(self, name: str) -> None:
+        """Forgets a name, and at once its image when that has no other; layers that live sandboxes use go later. Idempotent."""
+        with self._changes():
+            digest = self._read(self._name_path(name))
+            self._name_path(name).unlink(missing_ok=True)
+            if digest is not None and digest not in self.names().values():
+                self._image_path(digest).unlink(missing_ok=True)
+                self._collect()
 
     def prune(self, limit_bytes: int = 0) -> int:
         """Removes unused images until at most `limit_bytes` are left. Returns the bytes freed."""
@@ -394,6 +403,8 @@ class Store:
 
 KEPT: Final = "stopped/"
 """Names of what stopped sandboxes left: never evicted, only removed by name."""
+SERVED: Final = "served/"
+"""Names of what a server's objects need: never evicted either."""
 
 
 def _changed_at(path: Path) -> float:

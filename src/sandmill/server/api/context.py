@@ -12,11 +12,15 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from sandmill.errors import SandboxError, SandboxFileError, SandboxGone, StoreUnavailable
+from sandmill.errors import ExecFailed, SandboxError, SandboxFileError, SandboxGone, StoreUnavailable
 from sandmill.server.answers import Answers
+from sandmill.server.blobs import Blobs
 from sandmill.server.boxes import Boxes
+from sandmill.server.branches import Branches
+from sandmill.server.catalog import Catalog
 from sandmill.server.commands import Commands
 from sandmill.server.events import Events
+from sandmill.server.images import Images
 from sandmill.server.keys import Keys, Principal
 from sandmill.server.outputs import Outputs
 from sandmill.server.records import Records, Value
@@ -49,7 +53,11 @@ class Context(NamedTuple):
     records: Records
     events: Events
     secrets: Secrets
+    catalog: Catalog
     boxes: Boxes
+    branches: Branches
+    images: Images
+    blobs: Blobs
     commands: Commands
     outputs: Outputs
     answers: Answers
@@ -173,6 +181,8 @@ def of_error(error: Exception) -> Refusal:
         return Refusal("SandboxNotRunning", str(error))
     if isinstance(error, SandboxFileError):
         return file_refusal(error)
+    if isinstance(error, ExecFailed) and error.errno == errno.EBUSY:
+        return Refusal("Conflict", str(error))
     if isinstance(error, SandboxError):
         return Refusal("CapacityUnavailable", str(error), retry_after_s=5)
     _log.error("a request failed", exc_info=error)

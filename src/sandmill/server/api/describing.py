@@ -6,7 +6,9 @@ from typing import Any, Final
 
 from starlette.responses import Response
 
+from sandmill.server.api.branching import FORK
 from sandmill.server.api.context import Asked, answer
+from sandmill.server.api.uploading import UPLOAD
 from sandmill.server.kinds import API_VERSION, GROUP, KINDS, VERSION, Kind
 from sandmill.server.refusals import CODES
 from sandmill.server.specs import METADATA
@@ -20,6 +22,17 @@ _WRITING: Final[list[dict[str, Any]]] = [
     {"name": "fieldValidation", "in": "query", "schema": {"type": "string", "enum": ["Ignore", "Warn", "Strict"]}},
 ]
 """The server is always strict; that it takes the second parameter tells kubectl to leave the checking to it."""
+_REFUSAL: Final = {
+    "type": "object",
+    "required": ["host", "port", "reason", "count"],
+    "properties": {
+        "host": {"type": "string", "description": "A name or an address that was chosen inside the sandbox."},
+        "port": {"type": "integer", "description": "53 for a name that was looked up."},
+        "reason": {"type": "string"},
+        "count": {"type": "integer"},
+    },
+}
+_BLOCKED: Final = {"type": "object", "required": ["items"], "properties": {"items": {"type": "array", "items": _REFUSAL}}}
 _ROOT: Final = f"/apis/{GROUP}/{VERSION}"
 
 
@@ -43,6 +56,7 @@ def described() -> dict[str, Any]:
         schemas[_PREFIX + kind.kind + "List"] = _list(kind)
         paths.update(_paths(kind))
     paths.update(_streams())
+    paths.update(_blobs())
     return {
         "openapi": "3.0.0",
         "info": {"title": "Sandmill", "version": VERSION_NUMBER},
@@ -124,6 +138,7 @@ def _streams() -> dict[str, Any]:
     """The subresources."""
     box, process = f"{_ROOT}/namespaces/{{namespace}}/sandboxes/{{name}}", f"{_ROOT}/namespaces/{{namespace}}/processes/{{name}}"
     both = {"parameters": [_PROJECT, _NAME]}
+    sandbox, forks = {"$ref": f"#/components/schemas/{_PREFIX}Sandbox"}, {"$ref": f"#/components/schemas/{_PREFIX}SandboxList"}
     command = {"$ref": f"#/components/schemas/{_PREFIX}Process"}
     path = {**_query("path", {"type": "string", "minLength": 1, "maxLength": 4096}), "required": True}
     piece = {
@@ -144,10 +159,27 @@ def _streams() -> dict[str, Any]:
             **both,
         },
         f"{box}/log": {"get": _operation("log", "Sandbox", {"200": None}, []), **both},
+        f"{box}/fork": {"post": _operation("fork", "Sandbox", {"201": forks}, [], FORK.document()), **both},
+        f"{box}/freeze": {"post": _operation("freeze", "Sandbox", {"200": sandbox}, []), **both},
+        f"{box}/thaw": {"post": _operation("thaw", "Sandbox", {"200": sandbox}, []), **both},
+        f"{box}/blocked": {"get": _operation("blocked", "Sandbox", {"200": _BLOCKED}, []), **both},
+        f"{_ROOT}/namespaces/{{namespace}}/images/{{name}}/log": {"get": _operation("log", "Image", {"200": None}, []), **both},
         f"{process}/output": {"get": _operation("output", "Process", {"200": None}, output), **both},
         f"{process}/stdin": {"post": _operation("stdin", "Process", {"200": {"type": "object"}}, [], piece), **both},
         f"{process}/signals": {"post": _operation("signal", "Process", {"200": {"type": "object"}}, [], asked), **both},
         f"{process}/log": {"get": _operation("log", "Process", {"200": None}, []), **both},
+    }
+
+
+def _blobs() -> dict[str, Any]:
+    """Uploads; the bytes themselves go to the URL of the answer."""
+    place = "/blobs/v1/namespaces/{namespace}"
+    digest = {**_NAME, "name": "digest", "schema": {"type": "string", "pattern": "^[0-9a-f]{64}$"}}
+    granted = {"type": "object", "required": ["exists"], "properties": {"exists": {"type": "boolean"}, "url": {"type": "string"}}}
+    announce = _operation("announce", "Blob", {"200": granted, "201": granted}, [], UPLOAD.document())
+    return {
+        f"{place}/uploads": {"post": announce, "parameters": [_PROJECT]},
+        f"{place}/blobs/{{digest}}": {"get": _operation("read", "Blob", {"200": None}, []), "parameters": [_PROJECT, digest]},
     }
 
 

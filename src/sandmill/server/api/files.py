@@ -21,7 +21,11 @@ from sandmill.server.schema import shown
 _CHMOD_S: Final = 10.0
 _LONGEST_PATH: Final = 4096
 _READS_LINES: Final = "nodus/"
-"""The published command line reads a folder as one entry a line, the published SDK as one document; both ask for application/json."""
+"""The published command line reads a folder as one entry a line, the published SDK as one document; both ask for application/json.
+
+It copies files only, and takes whatever it cannot list for one: a folder without files, or a link to anything else, would end its copy.
+"""
+_MOST_LOOKS: Final = 500
 _KINDS: Final = {"file": "File", "folder": "Directory", "link": "Symlink", "other": "Other"}
 
 
@@ -88,8 +92,28 @@ async def _listing(sandbox: Sandbox, path: str, user: str, *, lines: bool) -> Re
         folder, _, name = path.rstrip("/").rpartition("/")
         entries = [entry for entry in await sandbox.list.aio(folder or "/", user=user) if entry.name == name]
     if lines:
+        looks = [_MOST_LOOKS]
+        entries = [entry for entry in entries if await _holds_files(sandbox, f"{path.rstrip('/')}/{entry.name}", entry.kind, user, looks)]
         return Response(b"".join(msgspec.json.encode(_entry(entry)) + b"\n" for entry in entries), media_type="application/x-ndjson")
     return answer({"path": path, "items": [_entry(entry) for entry in entries]})
+
+
+async def _holds_files(sandbox: Sandbox, path: str, kind: str, user: str, looks: list[int]) -> bool:
+    """Whether it is a file or has one below it, as far as some hundred looks tell; a link's is what it leads to."""
+    if kind == "file" or not looks[0]:
+        return True
+    looks[0] -= 1
+    try:
+        if kind == "link":
+            await sandbox.read.aio(path, user=user, max_bytes=0)
+            return True
+        inner = await sandbox.list.aio(path, user=user) if kind == "folder" else []
+    except SandboxFileError as error:
+        return error.errno in ((errno.EFBIG,) if kind == "link" else (errno.EACCES,))
+    for entry in sorted(inner, key=lambda entry: entry.kind != "file"):
+        if await _holds_files(sandbox, f"{path}/{entry.name}", entry.kind, user, looks):
+            return True
+    return False
 
 
 def _entry(entry: FileEntry) -> dict[str, object]:
@@ -100,7 +124,7 @@ def _entry(entry: FileEntry) -> dict[str, object]:
         "name": name,
         "type": _KINDS[entry.kind],
         "dir": folder,
-        "mode": 0o755 if folder else 0o644,
+        "mode": entry.mode,
         "size": entry.size_bytes,
     }
     if name != entry.name:

@@ -11,20 +11,19 @@ import msgspec
 from starlette.responses import Response
 
 from sandmill.config.quantities import parse_duration
-from sandmill.server import layer
 from sandmill.server.admission import admit_sandbox, checked, new, replaced, same
 from sandmill.server.api.context import Asked, answer, decode
 from sandmill.server.api.selecting import selection
 from sandmill.server.api.tables import table, wants_table
 from sandmill.server.api.usage import summary, within
 from sandmill.server.api.watching import watch
-from sandmill.server.boxes import REQUESTED
 from sandmill.server.costs import book_version, microusd, usd
 from sandmill.server.kinds import API_VERSION, Kind
 from sandmill.server.patching import MERGE, OPERATIONS, patched
 from sandmill.server.records import Value
 from sandmill.server.refusals import Cause, Refusal, invalid, not_found
 from sandmill.server.schema import shown
+from sandmill.server.statuses import REQUESTED
 from sandmill.server.tables import Forget
 
 START: Final = "nodus.dev/start-requested-at"
@@ -111,6 +110,8 @@ async def create(asked: Asked, kind: Kind) -> Response:
             return Response(turn.before.body, turn.before.status, {"Idempotent-Replayed": "true"}, "application/json")
         given = checked(kind, decode(body), asked.project)
         name, existing = _name(asked, kind, given)
+        if kind.kind == "Sandbox":
+            given["spec"] = asked.on.catalog.complete(asked.project, given["spec"], existing)
         if existing is not None:
             return await _reconnect(asked, kind, existing, given, dry)
         extra: list[Any] = []
@@ -118,8 +119,10 @@ async def create(asked: Asked, kind: Kind) -> Response:
         if kind.kind == "Sandbox":
             admit_sandbox(value["spec"], asked.on.boxes.rate(value["spec"]))
             asked.on.secrets.check(value["spec"], asked.project)
+            if (pinned := asked.on.catalog.pin(value)) is not None:
+                value["status"]["image"] = pinned
         elif kind.kind == "Image":
-            layer.snapshot(None, value["spec"])
+            asked.on.images.admit(asked.project, value["spec"])
         elif kind.kind == "Secret":
             value, extra = asked.on.secrets.take(value, None, asked.who.name)
         _check_quota(asked, kind)
@@ -135,6 +138,8 @@ async def create(asked: Asked, kind: Kind) -> Response:
         )
         if kind.kind == "Sandbox" and value["spec"]["state"] == "Running":
             asked.on.boxes.soon(asked.on.boxes.start(asked.project, name))
+        elif kind.kind == "Image":
+            asked.on.images.soon(stored)
         return answer(stored, 201)
 
 
@@ -254,6 +259,9 @@ async def _reconnect(asked: Asked, kind: Kind, existing: Value, given: Value, dr
             existing = await asked.on.records.save(kind.kind, asked.project, waking)
         if existing["status"]["phase"] != "Failed":
             asked.on.boxes.soon(asked.on.boxes.start(asked.project, name))
+    elif kind.kind == "Image" and existing["status"]["phase"] == "Failed" and not dry:
+        existing = await asked.on.records.save(kind.kind, asked.project, {**existing, "status": {"phase": "Pending"}})
+        asked.on.images.soon(existing)
     return answer(shown_value(asked, kind, existing))
 
 
@@ -326,6 +334,8 @@ async def _remove(asked: Asked, kind: Kind, value: Value) -> None:
         return
     if (done := asked.on.records.remove(kind.kind, meta["namespace"], meta["name"], Forget(meta["uid"]))) is not None:
         await asked.on.records.store.durable(done)
+        if kind.kind == "Image":
+            await asked.on.images.forget(meta["uid"])
 
 
 def _dry(query: Any) -> bool:

@@ -73,7 +73,7 @@ async def kill(asked: Asked) -> Response:
 
 async def get(asked: Asked) -> Response:
     """GET of a process; `wait` holds the answer until it has ended, or that long."""
-    wait_s = _wait(asked.request.query_params.get("wait"))
+    wait_s = waiting(asked.request.query_params.get("wait"))
     value = find(asked, PROCESS)
     running = asked.on.commands.get(value)
     if wait_s and running is not None:
@@ -94,7 +94,7 @@ async def output(asked: Asked) -> Response:
         raise Refusal("BadRequest", f"after is an offset in bytes, found {shown(after)}")
     value = find(asked, PROCESS)
     log = await asked.on.outputs.of(value["metadata"]["uid"])
-    ends = time.monotonic() + _wait(query.get("wait"))
+    ends = time.monotonic() + waiting(query.get("wait"))
     while not (frames := log.frames(stream, int(after), _MOST_AT_ONCE)) and not log.done and (left := ends - time.monotonic()) > 0:
         await log.wait(left)
     lines = [msgspec.json.encode({"stream": f.stream, "offset": f.offset, "data": base64.b64encode(f.data).decode()}) for f in frames]
@@ -140,7 +140,7 @@ async def signals(asked: Asked) -> Response:
 
 async def process_log(asked: Asked) -> Response:
     """GET log of a process, as text."""
-    return await _text(asked, find(asked, PROCESS))
+    return await text_of(asked, find(asked, PROCESS))
 
 
 async def sandbox_log(asked: Asked) -> Response:
@@ -155,11 +155,11 @@ async def sandbox_log(asked: Asked) -> Response:
         chosen = [value for value in owned if wanted in (value["metadata"]["name"], str(value["spec"]["sequence"]))]
         if not chosen:
             raise not_found("processes", wanted)
-    return await _text(asked, chosen[-1] if chosen else None)
+    return await text_of(asked, chosen[-1] if chosen else None)
 
 
-async def _text(asked: Asked, value: Value | None) -> Response:
-    """Output as it was written, both streams together."""
+async def text_of(asked: Asked, value: Value | None) -> Response:
+    """The output kept under an object's uid as it was written, both streams together."""
     query = asked.query(
         ("follow", "process", "tailLines", "tail", "sinceSeconds", "since", "timestamps", "attempt", "rank", "index", "limitBytes")
     )
@@ -206,7 +206,8 @@ def _done(value: Value, log: Log) -> dict[str, Any]:
     return out
 
 
-def _wait(text: str | None) -> float:
+def waiting(text: str | None) -> float:
+    """Seconds of a `wait` parameter, a minute at most. Raises Refusal (BadRequest)."""
     if not text:
         return 0.0
     try:

@@ -11,13 +11,14 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
-from sandmill.server.api import attaching, describing, discovery, files, objects, processes
+from sandmill.server.api import attaching, branching, describing, discovery, files, objects, processes, uploading
 from sandmill.server.api.context import Context, Handler, endpoint, refused
 from sandmill.server.kinds import GROUP, KINDS, VERSION, Kind
 from sandmill.server.refusals import Refusal
 
 _ROOT = f"/apis/{GROUP}/{VERSION}"
 _PROJECT = f"{_ROOT}/namespaces/{{project}}"
+_BLOBS = "/blobs/v1/namespaces/{project}"
 
 
 def application(on: Context) -> Starlette:
@@ -32,11 +33,19 @@ def application(on: Context) -> Starlette:
         _methods(on, f"{box}/processes", {"POST": processes.create, "DELETE": processes.kill}),
         _methods(on, f"{box}/files", {"GET": files.get, "PUT": files.put, "DELETE": files.delete}),
         _methods(on, f"{box}/log", {"GET": processes.sandbox_log}),
+        _methods(on, f"{box}/fork", {"POST": branching.fork}),
+        _methods(on, f"{box}/freeze", {"POST": branching.freeze}),
+        _methods(on, f"{box}/thaw", {"POST": branching.thaw}),
+        _methods(on, f"{box}/blocked", {"GET": branching.blocked}),
+        _methods(on, f"{_PROJECT}/images/{{name}}/log", {"GET": branching.image_log}),
         _methods(on, f"{process}/output", {"GET": processes.output}),
         _methods(on, f"{process}/stdin", {"POST": processes.stdin}),
         _methods(on, f"{process}/signals", {"POST": processes.signals}),
         _methods(on, f"{process}/log", {"GET": processes.process_log}),
         WebSocketRoute(f"{process}/attach", _attach(on)),
+        _methods(on, f"{_BLOBS}/uploads", {"POST": uploading.announce}),
+        Route(f"{_BLOBS}/blobs/{{digest}}", _take(on), methods=["PUT"]),
+        _methods(on, f"{_BLOBS}/blobs/{{digest}}", {"GET": uploading.give}),
     ]
     return Starlette(routes=routes, exception_handlers={HTTPException: _missing})
 
@@ -68,6 +77,8 @@ def _of_kind(on: Context, kind: Kind) -> list[Route]:
     on_one = {method: objects.on(kind, handler) for verb, (method, handler) in whole.items() if verb in kind.verbs}
     if kind.kind == "Process":
         on_one["GET"] = processes.get
+    elif kind.kind == "Image":
+        on_one["GET"] = branching.image
     routes = [_methods(on, base, on_many), _methods(on, f"{base}/{{name}}", on_one)]
     if kind.namespaced:
         routes.append(_methods(on, f"{_ROOT}/{kind.plural}", {"GET": objects.on(kind, objects.listing)}))
@@ -87,6 +98,13 @@ def _methods(on: Context, path: str, handlers: dict[str, Handler]) -> Route:
 def _attach(on: Context) -> Callable[[WebSocket], Awaitable[None]]:
     async def serve(socket: WebSocket) -> None:
         await attaching.attach(on, socket)
+
+    return serve
+
+
+def _take(on: Context) -> Callable[[Request], Awaitable[Response]]:
+    async def serve(request: Request) -> Response:
+        return await uploading.take(on, request)
 
     return serve
 

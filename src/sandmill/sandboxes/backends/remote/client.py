@@ -19,7 +19,7 @@ from sandmill.sandboxes.backends.remote.http import Answer, BrokenError, Http
 
 GROUP: Final = "/apis/nodus.dev/v1"
 _RETRY_FOR_S: Final = 20.0
-_WAIT_FOR_ROOM_S: Final = 120.0
+WAIT_FOR_ROOM_S: Final = 120.0
 _PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 5.0
 _ROOM: Final = ("QuotaExceeded", "SandboxStarting", "Unavailable")
@@ -112,7 +112,7 @@ class Client:
 
     async def create(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """A new sandbox's object; waits while the server has no room."""
-        return object_of(await self.ask("POST", "sandboxes", json=body, room_s=_WAIT_FOR_ROOM_S))
+        return object_of(await self.ask("POST", "sandboxes", json=body, room_s=WAIT_FOR_ROOM_S))
 
 
 def object_of(answer: Answer) -> dict[str, Any]:

@@ -187,4 +187,4 @@ def not_started(status: dict[str, Any]) -> ExecFailed | None:
     if status.get("phase") != "Failed" or word is None:
         return None
     number = getattr(errno, word, errno.EIO)
-    return ExecFailed(number, f"the command could not be started: {os.strerror(number)}")
+    return ExecFailed(number, str(status.get("message") or f"the command could not be started: {os.strerror(number)}"))

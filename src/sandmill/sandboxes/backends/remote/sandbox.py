@@ -6,43 +6,35 @@ What is known of its end is what the last answer said: `alive` does not ask. Its
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import errno
 import io
 import posixpath
 from collections.abc import Mapping
-from decimal import Decimal
 from typing import IO, Any, Final
 
 import msgspec
 
-from sandmill.errors import ConfigError, ExecFailed, IsolationUnavailable, SandboxError, SandboxFileError, SandboxGone
+from sandmill.errors import ConfigError, SandboxError, SandboxFileError, SandboxGone
 from sandmill.sandboxes.backends.native import wire
-from sandmill.sandboxes.backends.native.agent import Agent
 from sandmill.sandboxes.backends.remote.client import AnswerError, Client, client_of, object_of
 from sandmill.sandboxes.backends.remote.http import Answer
+from sandmill.sandboxes.backends.remote.preserving import OVER, RemotePreserving, name_note
 from sandmill.sandboxes.backends.remote.process import RemoteProcess, not_started
+from sandmill.sandboxes.backends.remote.wiring import creation, entry, user_word, words
 from sandmill.sandboxes.dual import dual
-from sandmill.sandboxes.egress.blocked import Blocked
 from sandmill.sandboxes.files import FileEntry, open_flags
-from sandmill.sandboxes.images import Image, Use
-from sandmill.sandboxes.process import Completed, Process, Stdin, exec_failed
+from sandmill.sandboxes.process import Completed, Process, Stdin
 from sandmill.sandboxes.registry import SandboxRecord
-from sandmill.sandboxes.sandbox import DEFAULT_MAX_OUTPUT, Sandbox
-from sandmill.sandboxes.spec import DEFAULT_WORKDIR, Continuity, EgressMode, SandboxSpec, check_env
+from sandmill.sandboxes.sandbox import DEFAULT_MAX_OUTPUT
+from sandmill.sandboxes.spec import SandboxSpec, check_env
 
-_NAME: Final = "sandmill.dev/name"
-_LONGEST_WORD: Final = 131_071
-"""What Linux takes."""
 _WRITES_AT_ONCE: Final = 8
-_KINDS: Final = {"File": "file", "Directory": "folder", "Symlink": "link"}
-_POLICIES: Final = {EgressMode.DENY: "Deny", EgressMode.ALLOW: "AllowList", EgressMode.OPEN: "Open"}
 _JSON: Final = {"Accept": "application/json"}
 _BYTES: Final = {"Accept": "application/octet-stream"}
 
 
-class RemoteSandbox(Sandbox):
+class RemoteSandbox(RemotePreserving):
     """A sandbox on a server."""
 
     def __init__(self, spec: SandboxSpec, client: Client, value: Mapping[str, Any], name: str | None, labels: Mapping[str, str]) -> None:
@@ -59,11 +51,6 @@ class RemoteSandbox(Sandbox):
         """Unknown from here: the server's own `sandmill doctor` says."""
         return None
 
-    @property
-    def blocked(self) -> tuple[Blocked, ...]:
-        """Known to the server only."""
-        return ()
-
     @dual
     async def exec(
         self,
@@ -78,7 +65,7 @@ class RemoteSandbox(Sandbox):
         max_output: int = DEFAULT_MAX_OUTPUT,
     ) -> Process:
         """As on this machine."""
-        spec: dict[str, Any] = {"command": _words(argv), "tty": tty, "stdin": stdin is not None, "user": _user(user)}
+        spec: dict[str, Any] = {"command": words(argv), "tty": tty, "stdin": stdin is not None, "user": user_word(user)}
         for name, value in (env or {}).items():
             check_env(name, value)
             spec.setdefault("env", []).append({"name": name, "value": value})
@@ -178,7 +165,7 @@ class RemoteSandbox(Sandbox):
     async def list(self, path: str = ".", *, user: str = "user") -> list[FileEntry]:
         """As on this machine."""
         items = object_of(await self._file("GET", path, {"user": user}, headers=_JSON))["items"]
-        return [_entry(item) for item in items]
+        return [entry(item) for item in items]
 
     @dual
     async def mkdir(self, path: str, *, user: str = "user") -> None:
@@ -200,13 +187,14 @@ class RemoteSandbox(Sandbox):
         """Asks the server whether the sandbox is up. Raises SandboxGone."""
         status = object_of(await self._ask("GET", f"sandboxes/{self.id}"))["status"]
         if status["phase"] not in ("Pending", "Starting", "Running"):
-            raise self._end(status.get("message", f"it is {status['phase']}"))
+            raise self._over(status.get("message", f"it is {status['phase']}"))
 
     async def stop(self, reason: str, *, gently: bool = False) -> None:
         """Ends it. On the sandbox loop. Idempotent."""
+        await self.list_blocked.aio()
         with contextlib.suppress(AnswerError, ConnectionError):
             await self._client.ask("DELETE", f"sandboxes/{self.id}")
-        self._end(reason)
+        self._over(reason)
 
     def hand_out(self, name: str | None, labels: Mapping[str, str] | None) -> None:
         """Leaves its pool. Its lifetime began when it was made."""
@@ -226,17 +214,21 @@ class RemoteSandbox(Sandbox):
             workdir=self.spec.workdir,
         )
 
-    def _end(self, reason: str) -> SandboxGone:  # type: ignore[override]
+    def _over(self, reason: str) -> SandboxGone:
         self._gone = self._gone or SandboxGone(self.name, reason)
         return self._gone
 
-    def _live(self) -> Agent:
-        raise IsolationUnavailable(
-            "a sandbox on a server cannot be frozen, forked or made an image from here; the server's own API does that"
-        )
+    def _twin(self, value: Mapping[str, Any], name: str | None) -> RemoteSandbox:
+        twin = RemoteSandbox(self.spec, self._client, value, name, self.labels)
+        twin._image = self._image
+        return twin
 
-    async def _revive(self, spec: SandboxSpec, image: Image, use: Use | None) -> None:
-        self._live()
+    async def answers(self, *, written: bool = False) -> None:
+        """Its creation has succeeded only when it answers, which it has when files were `written`. Raises SandboxError."""
+        if not written:
+            await self._file("GET", ".", {}, headers=_JSON)
+        if self.spec.image is not None:
+            await self._learn_image()
 
     async def _exists(self, path: str, user: str) -> bool:
         try:
@@ -257,8 +249,8 @@ class RemoteSandbox(Sandbox):
                 raise
             if error.reason in ("Invalid", "BadRequest"):
                 raise ConfigError(error.message, field=next((str(cause["field"]) for cause in error.causes), None)) from error
-            if error.reason in ("NotFound", "SandboxNotRunning", "SandboxFailed", "BudgetExceeded"):
-                self._end(error.message)
+            if error.reason in OVER:
+                self._over(error.message)
             raise error.of_sandbox(self.name) from error
 
     async def _file(self, method: str, path: str, query: Mapping[str, str], **options: Any) -> Answer:
@@ -298,80 +290,22 @@ async def create_remote(
     """A sandbox on the server at `url`. Raises ConfigError, IsolationUnavailable, SandboxCreateFailed."""
     if spec.price_microusd_per_hour is not None:
         raise ConfigError("the server's own price book says what an hour costs; leave it out", field="price_per_hour")
-    if spec.continuity is not Continuity.EPHEMERAL:
-        raise ConfigError("a sandbox on a server is Ephemeral from here; its own API has stop and start", field="continuity")
-    spec = msgspec.structs.replace(spec, workdir=spec.workdir or DEFAULT_WORKDIR)
     client = client_of(url)
-    meta: dict[str, Any] = {
-        "generateName": "sb-",
-        "annotations": {_NAME: name[:1000].encode("ascii", "backslashreplace").decode()} if name else {},
-    }
     try:
-        value = await client.create({"metadata": meta, "spec": _wire(spec)})
+        value = await client.create({"metadata": {"generateName": "sb-", "annotations": name_note(name)}, "spec": creation(spec)})
     except AnswerError as error:
         raise error.of_creation() from error
+    spec = msgspec.structs.replace(spec, workdir=str(value["spec"]["workingDir"]))
     sandbox = RemoteSandbox(spec, client, value, name, dict(labels or {}))
     try:
         await sandbox.write_files.aio(files or {})
-        if not files:
-            await sandbox._file("GET", ".", {}, headers=_JSON)  # the creation has succeeded only when the sandbox answers
+        await sandbox.answers(written=bool(files))
     except BaseException as error:
         await asyncio.shield(sandbox.stop("creation failed"))
         if isinstance(error, SandboxGone):
             raise AnswerError(409, {"message": error.reason}).of_creation() from error
         raise
     return sandbox
-
-
-def _wire(spec: SandboxSpec) -> dict[str, Any]:
-    """A spec as the API takes it. The end of its time or money is the end of the sandbox, as on this machine."""
-    egress: dict[str, Any] = {"policy": _POLICIES[spec.network.mode]}
-    if spec.network.hosts:
-        egress["allow"] = list(spec.network.hosts)
-    if spec.network.presets:
-        egress["presets"] = list(spec.network.presets)
-    out: dict[str, Any] = {
-        "resources": {"cpu": f"{round(spec.cpu * 1000)}m", "memory": str(spec.memory_bytes), "disk": str(spec.disk_bytes)},
-        "network": {"egress": egress},
-        "lifecycle": {"idleTimeout": _duration(spec.idle_timeout_s), "onIdle": "Delete", "maxLifetime": _duration(spec.timeout_s)},
-        "continuity": {"mode": "Ephemeral"},
-        "workingDir": spec.workdir,
-    }
-    if spec.env:
-        out["env"] = [{"name": key, "value": value} for key, value in spec.env.items()]
-    if spec.image is not None:
-        out["image"] = spec.image
-    if spec.max_cost_microusd is not None:
-        out["maxCostUSD"] = format(Decimal(spec.max_cost_microusd) / 1_000_000, "f")
-    return out
-
-
-def _duration(seconds: float) -> str:
-    return f"{round(seconds * 1000)}ms"
-
-
-def _words(argv: tuple[str | bytes, ...]) -> list[str]:
-    """A command as JSON can carry it. Raises ExecFailed for what execve could not, ConfigError for what JSON cannot."""
-    try:
-        words = [word if isinstance(word, str) else word.decode() for word in argv]
-    except UnicodeDecodeError as error:
-        raise ConfigError("a command for a server is text; put other bytes into a file", field="argv") from error
-    if not words or any("\0" in word for word in words):
-        raise ExecFailed(errno.EINVAL, "a command needs a program, and no argument may contain NUL")
-    if any(len(wire.encode(word)) > _LONGEST_WORD for word in words):
-        raise exec_failed(errno.E2BIG)
-    return words
-
-
-def _user(user: str) -> str:
-    if user not in ("user", "root"):
-        raise ConfigError(f"user must be 'user' or 'root' (inside the sandbox), not {user!r}", field="user")
-    return user
-
-
-def _entry(item: Mapping[str, Any]) -> FileEntry:
-    name = base64.b64decode(item["nameBytes"]).decode("utf-8", "surrogateescape") if "nameBytes" in item else str(item["name"])
-    return FileEntry(name=name, kind=_KINDS.get(item["type"], "other"), size_bytes=int(item["size"]))
 
 
 __all__ = ["RemoteSandbox", "SandboxError", "create_remote"]
