@@ -14,8 +14,9 @@ from collections.abc import Iterator
 import msgspec
 
 from sandmill.environments.grading import grade_episode
+from sandmill.environments.handover import GoesOn, sandbox_for
 from sandmill.environments.task import Boundary, Command, InfrastructureFailure, Limit, Submission, Task, Verdict
-from sandmill.errors import ContextFull, ExecFailed, IsolationUnavailable, SandboxError, SandboxGone
+from sandmill.errors import ContextFull, ExecFailed, GraderFailed, IsolationUnavailable, SandboxError, SandboxGone
 from sandmill.models.chat import Answer, Call, Malformed, Observation
 from sandmill.models.model import Sampling, Session, StopReason
 from sandmill.rollouts.arena import Arena
@@ -55,6 +56,8 @@ def _boundary(where: Boundary) -> Iterator[None]:
         raise _Broken(InfrastructureFailure(boundary=Boundary.SANDBOX_LOST, reason=str(error), retryable=True)) from error
     except SandboxError as error:
         raise _Broken(InfrastructureFailure(boundary=where, reason=str(error), retryable=True)) from error
+    except GraderFailed as error:
+        raise _Broken(InfrastructureFailure(boundary=Boundary.GRADER, reason=str(error), retryable=False)) from error
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
@@ -120,9 +123,24 @@ class _Attempt:
         for action in self.arena.dialogue.parse(sample.token_ids, sample.stop):
             if isinstance(action, Answer):
                 self.answer = action.text
-                return None
+                return await self._next_step()
             observations.append(await self._act(action))
         return observations
+
+    async def _next_step(self) -> list[Observation] | None:
+        """After an answer: a further step's instruction, or None when the episode is over. Checking a step is grading."""
+        environment = self.arena.environment
+        if not isinstance(environment, GoesOn):
+            return None
+        sandbox = await self._ready_sandbox()
+        submission = Submission(answer=self.answer, commands=tuple(self.commands))
+        with self.timeline.span(Stage.GRADING), _boundary(Boundary.GRADER):
+            message = await environment.next_message(self.task, submission, sandbox)
+        if message is None:
+            return None
+        self.answer = None
+        self.text.append(("task", message))
+        return [Observation(text=message, ok=True)]
 
     async def _act(self, action: Call | Malformed) -> Observation:
         if isinstance(action, Malformed):
@@ -174,7 +192,9 @@ class _Attempt:
         if self.sandbox is None:
             with self.timeline.span(Stage.SANDBOX):
                 with _boundary(Boundary.SANDBOX_CREATE):
-                    self.sandbox = await self.arena.sandboxes.take(self.arena.environment.files(self.task))
+                    sandboxes = self.arena.sandboxes
+                    spec = await sandbox_for(self.arena.environment, self.task, sandboxes.spec)
+                    self.sandbox = await sandboxes.take(self.arena.environment.files(self.task), spec)
                 with _boundary(Boundary.SETUP):
                     await self.arena.environment.prepare(self.task, self.sandbox)
         return self.sandbox
