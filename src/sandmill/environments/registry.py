@@ -1,7 +1,8 @@
 """A reference and a manifest section in, an `Environment` out.
 
-References: `name@version` for a built-in one, `harbor:PATH` or `swebench:PATH` for task sets that are files, or the user's own as `path/to/file.py:object` or `package.module:object`, where the
-object is an environment or is called with the section to make one. What is wrong is found here, before a run starts.
+References: `name@version` for a built-in one, `harbor:PATH` or `swebench:PATH` for task sets that are files, or the user's own as
+`path/to/file.py:object` or `package.module:object`, where the object is an environment or is called with the section to make one. What is
+wrong is found here, before a run starts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The layer of tools that lies on top of every grading sandbox. In: this interpreter's own pytest. Out: a layer of the image store.
 
-    /.sandmill/bin/     pytest, uv, uvx, pip, apt-get, curl ...: stand-ins for what needs a network, first on a verifier's PATH
-    /.sandmill/inside/  the programs of this package's `inside`
-    /.sandmill/site/    pytest and what it needs
+/.sandmill/bin/     pytest, uv, uvx, pip, apt-get, curl ...: stand-ins for what needs a network, first on a verifier's PATH
+/.sandmill/inside/  the programs of this package's `inside`
+/.sandmill/site/    pytest and what it needs
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RECORDS: Final = f"{RUN}/records"
 MISSING: Final = f"{RUN}/missing"
 _PACKAGES: Final = ("pytest", "pluggy", "iniconfig", "packaging", "pygments")
 _OLDER_PYTHONS: Final = ("exceptiongroup", "tomli", "typing_extensions")
-_LARGEST_BYTES: Final = 64 << 20
+_LARGEST_BYTES: Final = 1 << 30
 
 _REAL: Final = f"""#!/bin/sh
 # The program of this name that is not a stand-in.
@@ -87,19 +87,21 @@ done
 exit $code
 """
 _building = threading.Lock()
-_built: dict[Path, str] = {}
+_built: dict[tuple[Path, str], str] = {}
 
 
-def toolbox(store: Store) -> str:
-    """The layer's digest; it stays while this process lives. Blocking. Raises GraderFailed when pytest is not installed, ImageError."""
+def toolbox(store: Store, extra: str = "") -> str:
+    """The layer's digest; it stays while this process lives. `extra`: a folder of further Python packages, as `pip install --target` makes
+    one. Blocking. Raises GraderFailed when pytest is not installed, ImageError."""
     with _building:
-        if store.root not in _built:
-            _built[store.root] = _build(store)
-        return _built[store.root]
+        key = (store.root, extra)
+        if key not in _built:
+            _built[key] = _build(store, extra)
+        return _built[key]
 
 
-def _build(store: Store) -> str:
-    files = dict(_files())
+def _build(store: Store, extra: str) -> str:
+    files = dict(_files()) | dict(_further(Path(extra)) if extra else ())
     whole = hashlib.sha256(b"sandmill toolbox 1\0")
     for name, (mode, mtime_ns, data) in sorted(files.items()):
         whole.update(f"{name}\0{mode:o}\0{mtime_ns}\0{len(data)}\0".encode() + data)
@@ -138,6 +140,12 @@ def _files() -> Iterator[tuple[str, tuple[int, int, bytes]]]:
                 continue
             raise GraderFailed(f"{package} is not installed, and verifiers need it: pip install 'sandmill[environments]'") from None
         yield from _package(found)
+
+
+def _further(folder: Path) -> Iterator[tuple[str, tuple[int, int, bytes]]]:
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and not path.is_symlink():
+            yield f"{HOME[1:]}/site/{path.relative_to(folder)}", (0o755, path.stat().st_mtime_ns, path.read_bytes())
 
 
 def _package(found: importlib.metadata.Distribution) -> Iterator[tuple[str, tuple[int, int, bytes]]]:

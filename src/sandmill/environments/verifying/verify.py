@@ -1,7 +1,7 @@
-"""One run of somebody else's verifier. In: the agent's sandbox, its processes dead; what to take over, tests, a command. Out: what it wrote.
+"""One run of somebody else's verifier. In: the agent's sandbox, its processes dead; paths to take over, tests. Out: what it wrote.
 
 It happens in a fresh sandbox that has the task's own system and, of the agent's files, only those below `take`: no interpreter, package,
-shell start-up file or result that an agent planted elsewhere is there. Tests and results belong to root; pytest's tests run as another user.
+start-up file or result that an agent planted elsewhere is there. Tests and results belong to root; pytest's tests run as another user.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LARGEST_OUTPUT_BYTES: Final = 256 << 10
 LARGEST_RECORD_BYTES: Final = 32 << 20
 _MOST_RECORDS: Final = 64
 _HOUSEKEEPING_S: Final = 60.0
-_UV_ENV: Final = b'# Written for verifiers that install uv: it is there already.\n'
+_UV_ENV: Final = b"# Written for verifiers that install uv: it is there already.\n"
 
 
 class Tests(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,17 +69,19 @@ def check_take(path: str, field: str) -> str:
         raise ConfigError(f"{path[:200]!r} is no absolute path without '..'", field=field)
     for one in (*SYSTEM, *RESERVED):
         if path != "/" and (path == one or one.startswith(f"{path}/") or (one in RESERVED and path.startswith(f"{one}/"))):
-            raise ConfigError(f"{path!r} is not the agent's to say: {one} comes from the task; name a folder below or beside it", field=field)
+            raise ConfigError(
+                f"{path!r} is not the agent's to say: {one} comes from the task; name a folder below or beside it", field=field
+            )
     return path
 
 
-async def verify(source: Sandbox | SandboxSpec, grading: SandboxSpec, take: tuple[str, ...], tests: Tests) -> Findings:
+async def verify(source: Sandbox | SandboxSpec, grading: SandboxSpec, take: tuple[str, ...], tests: Tests, tools: str = "") -> Findings:
     """Runs `tests` on what `source` has below `take`; a spec stands for a sandbox in which nothing was done. `grading`: the limits of the
-    fresh sandbox.
+    fresh sandbox. `tools`: a folder of further Python packages for tests.
 
     Raises GraderFailed (the verifier ran out of time, could not be started, or needed what is not there), SandboxError.
     """
-    async with _fresh(source, grading, take) as (sandbox, outside):
+    async with _fresh(source, grading, take, tools) as (sandbox, outside):
         await _stage(sandbox, tests)
         if not tests.user:
             await _give(sandbox, take)
@@ -89,20 +91,25 @@ async def verify(source: Sandbox | SandboxSpec, grading: SandboxSpec, take: tupl
         if missing:
             names = sorted(set(missing.decode("utf-8", "replace").split("\n")) - {""})
             raise GraderFailed(
-                f"the verifier could not install {', '.join(name[:80] for name in names[:5])}; put it into the task's image or into option `tools`"
+                f"the verifier could not install {', '.join(name[:80] for name in names[:5])}; put it into the task's "
+                "image or into option `tools`"
             )
         results = {path: data for path in tests.results if (data := await _read(sandbox, path, tests.largest_result_bytes)) is not None}
         return Findings(
-            exit_code=done.exit_code, output=done.stdout, results=results, sessions=await _sessions(sandbox), outside=_agents(outside, grading)
+            exit_code=done.exit_code,
+            output=done.stdout,
+            results=results,
+            sessions=await _sessions(sandbox),
+            outside=_agents(outside, grading),
         )
 
 
 @contextlib.asynccontextmanager
 async def _fresh(
-    source: Sandbox | SandboxSpec, grading: SandboxSpec, take: tuple[str, ...]
+    source: Sandbox | SandboxSpec, grading: SandboxSpec, take: tuple[str, ...], extra: str
 ) -> AsyncIterator[tuple[Sandbox, tuple[str, ...]]]:
     """The grading sandbox, gone at the end; and what the agent wrote that is not in it."""
-    tools = await in_thread(lambda: toolbox(store()))
+    tools = await in_thread(lambda: toolbox(store(), extra))
     if isinstance(source, SandboxSpec):
         async with await Sandbox.from_spec.aio(source, server="") as untouched:
             sandbox, outside = await untouched.fork_parts.aio(grading, take, never=NEVER, top=tools)
@@ -208,7 +215,9 @@ async def _is_there(sandbox: Sandbox, folder: str) -> bool:
 
 def _agents(outside: tuple[str, ...], grading: SandboxSpec) -> tuple[str, ...]:
     """Without what comes with every sandbox."""
-    return tuple(path for path in outside if path not in ("/etc", "/home", "/home/user", "/workspace", "/tmp", "/root") and path != grading.workdir)
+    return tuple(
+        path for path in outside if path not in ("/etc", "/home", "/home/user", "/workspace", "/tmp", "/root") and path != grading.workdir
+    )
 
 
 def root() -> str:

@@ -42,7 +42,7 @@ def take(sealed: Image, base: Image, paths: Sequence[str], never: Sequence[str],
         for layer in _written(sealed, base):
             folder = store.layer_folder(layer)
             digest = _digest(layer, base, paths, never)
-            wanted = [parts for path in paths for parts in _expanded(path, never, folder)]
+            wanted = _outermost([parts for path in paths for parts in _expanded(path, never, folder)])
             if store.record(digest) is not None:
                 store.pin(digest)
             else:
@@ -84,6 +84,12 @@ def _expanded(path: str, never: Sequence[str], folder: Path) -> Iterator[tuple[s
         return
     barred = {one.split("/")[1] for one in never}
     yield from ((name,) for name in sorted(os.listdir(folder)) if name not in barred)
+
+
+def _outermost(paths: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Without repetitions and those that lie below another."""
+    every = set(paths)
+    return sorted(path for path in every if not any(path[:depth] in every for depth in range(1, len(path))))
 
 
 def _kind(place: Path) -> int | None:
@@ -140,7 +146,7 @@ class _Part:
             os.mknod(place, stat.S_IFCHR, os.makedev(0, 0))
 
     def _parent(self, parts: tuple[str, ...]) -> Path:
-        """The folder above, its own attributes and those of its parents as the layers below have them: they are not the sandbox's to say."""
+        """The folder above, its attributes and its parents' as the layers below have them: they are not the sandbox's to say."""
         place = self._target
         for depth, part in enumerate(parts[:-1], 1):
             place = place / part

@@ -33,7 +33,7 @@ def scalar(rewards: Rewards) -> float:
 def combined(steps: Sequence[Rewards], wanted: int, strategy: str) -> dict[str, float]:
     """Of a task of `wanted` steps of which some were verified: the mean by name, a step that is missing counting 0; or the last one's."""
     if strategy == "final":
-        return dict(steps[-1]) if len(steps) == wanted else {name: 0.0 for name in steps[-1]}
+        return dict(steps[-1]) if len(steps) == wanted else dict.fromkeys(steps[-1], 0.0)
     names = dict.fromkeys(name for rewards in steps for name in rewards)
     return {name: math.fsum(rewards.get(name, 0.0) for rewards in steps) / wanted for name in names}
 

@@ -242,7 +242,9 @@ def _check_words(found: TaskFile, file: str) -> None:
     if found.environment.gpus or found.environment.tpu:
         raise ConfigError("the task asks for an accelerator, which a sandbox does not have", file=file, field="environment.gpus")
     if found.environment.mcp_servers:
-        raise ConfigError("the task's MCP servers cannot be started here; the nearest is a task without", file=file, field="environment.mcp_servers")
+        raise ConfigError(
+            "the task's MCP servers cannot be started here; the nearest is a task without", file=file, field="environment.mcp_servers"
+        )
     names = [step.name for step in found.steps]
     for name in names:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):

@@ -4,6 +4,8 @@ is what the session itself said at its end, and 70 when it never got there (os._
 Command line: as pytest's. Run by root it takes SANDMILL_TEST_UID for the tests; otherwise they run as who it is.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import select
@@ -13,6 +15,7 @@ import stat
 import sys
 import tempfile
 import time
+from typing import Any
 
 HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 RECORDS = "/.sandmill-run/records"
@@ -36,7 +39,8 @@ sys.exit(pytest.main(sys.argv[1:], plugins=[sandmill_record]))
 """
 
 
-def main(argv):
+def main(argv: list[str]) -> int:
+    """Runs one session; its exit code."""
     module = argv[:1] == ["--as-module"]
     argv = argv[1:] if module else argv
     uid = int(os.environ.get("SANDMILL_TEST_UID", "0")) if os.geteuid() == 0 else 0
@@ -52,7 +56,7 @@ def main(argv):
         shutil.rmtree(scratch, ignore_errors=True)
     lines = keep(record)
     finished = [line["finished"] for line in lines if "finished" in line]
-    status = code or UNFINISHED
+    status: int = code or UNFINISHED
     if len(finished) == 1 and lines and "finished" in lines[-1]:
         status = finished[0]
     elif code == 0 or len(finished) > 1:
@@ -63,9 +67,11 @@ def main(argv):
     return status
 
 
-def reports(argv, scratch):
+def reports(argv: list[str], scratch: str) -> tuple[list[str], list[tuple[str, str]], str | None]:
     """Arguments with reports redirected to where the tests' user can write; what to copy where; where a CTRF report is wanted."""
-    left, copies, ctrf = [], [], None
+    left: list[str] = []
+    copies: list[tuple[str, str]] = []
+    ctrf = None
     words = iter(argv)
     for word in words:
         name, equals, value = word.partition("=")
@@ -73,7 +79,7 @@ def reports(argv, scratch):
             ctrf = value if equals else next(words, None)
         elif name in REPORTS:
             wanted = value if equals else next(words, "")
-            made = os.path.join(scratch, "report-%d" % len(copies))
+            made = os.path.join(scratch, f"report-{len(copies)}")
             copies.append((made, wanted))
             left.append(name + "=" + made)
         else:
@@ -81,7 +87,7 @@ def reports(argv, scratch):
     return left, copies, ctrf
 
 
-def run(argv, scratch, uid, module):
+def run(argv: list[str], scratch: str, uid: int, module: bool) -> tuple[bytes, int]:
     """The record's bytes and the process's exit code."""
     reader, writer = os.pipe()
     os.set_inheritable(writer, True)
@@ -93,7 +99,9 @@ def run(argv, scratch, uid, module):
         finally:
             os._exit(127)
     os.close(writer)
-    parts, size, status, last = [], 0, None, 0.0
+    parts: list[bytes] = []
+    size, last = 0, 0.0
+    status: int | None = None
     while status is None or (size < MOST_BYTES and time.time() < last):
         ready = select.select([reader], [], [], 0.05)[0]
         data = os.read(reader, 65536) if ready else b""
@@ -111,7 +119,8 @@ def run(argv, scratch, uid, module):
     return b"".join(parts), os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
 
 
-def start(argv, scratch, uid, module, writer):
+def start(argv: list[str], scratch: str, uid: int, module: bool, writer: int) -> None:
+    """Becomes the tests' process."""
     if uid:
         os.setgroups([])
         os.setgid(uid)
@@ -119,13 +128,11 @@ def start(argv, scratch, uid, module, writer):
     variables = dict(os.environ, SANDMILL_RECORD=str(writer), TMPDIR=os.environ.get("TMPDIR", "/tmp"), PYTHONDONTWRITEBYTECODE="1")
     variables["HOME"] = scratch
     variables["PATH"] = os.pathsep.join(one for one in variables.get("PATH", "").split(os.pathsep) if not one.startswith(HOME))
-    program = MAIN.format(
-        site=os.path.join(HOME, "site"), module=module, cwd=os.getcwd(), here=os.path.dirname(os.path.abspath(__file__))
-    )
-    os.execve(sys.executable, [sys.executable, "-s", "-c", program, "-p", "no:cacheprovider"] + argv, variables)
+    program = MAIN.format(site=os.path.join(HOME, "site"), module=module, cwd=os.getcwd(), here=os.path.dirname(os.path.abspath(__file__)))
+    os.execve(sys.executable, [sys.executable, "-s", "-c", program, "-p", "no:cacheprovider", *argv], variables)
 
 
-def end_all(uid):
+def end_all(uid: int) -> None:
     """Kills what the tests left running, so that nothing of it writes on."""
     if not uid:
         return
@@ -140,7 +147,7 @@ def end_all(uid):
     os.waitpid(child, 0)
 
 
-def copy(made, wanted):
+def copy(made: str, wanted: str) -> None:
     """A report, if the tests' user left a plain file there."""
     try:
         descriptor = os.open(made, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -152,9 +159,9 @@ def copy(made, wanted):
                 target.write(source.read(MOST_BYTES))
 
 
-def keep(record):
+def keep(record: bytes) -> list[dict[str, Any]]:
     """The record's lines; also kept where only root reads."""
-    lines = []
+    lines: list[dict[str, Any]] = []
     for text in record.split(b"\n"):
         try:
             line = json.loads(text.decode("utf-8"))
@@ -164,16 +171,16 @@ def keep(record):
             lines.append(line)
     try:
         os.makedirs(RECORDS, mode=0o700, exist_ok=True)
-        with open(os.path.join(RECORDS, "%020d-%d.jsonl" % (time.time() * 1e6, os.getpid())), "wb") as file:
+        with open(os.path.join(RECORDS, f"{time.time_ns():020d}-{os.getpid()}.jsonl"), "wb") as file:
             file.write(record)
     except OSError:
         pass
     return lines
 
 
-def write_ctrf(place, lines):
+def write_ctrf(place: str, lines: list[dict[str, Any]]) -> None:
     """A report in the Common Test Report Format, of what the record says."""
-    outcomes = {}
+    outcomes: dict[str, str] = {}
     for line in lines:
         if "test" not in line:
             continue
@@ -185,7 +192,7 @@ def write_ctrf(place, lines):
         elif line["when"] == "call" and before is None:
             outcomes[line["test"]] = "passed"
     states = list(outcomes.values())
-    summary = {state: states.count(state) for state in ("passed", "failed", "skipped")}
+    summary: dict[str, int] = {state: states.count(state) for state in ("passed", "failed", "skipped")}
     summary.update(tests=len(states), pending=0, other=0, start=0, stop=0)
     tests = [{"name": name, "status": state, "duration": 0} for name, state in outcomes.items()]
     folder = os.path.dirname(place)

@@ -1,40 +1,46 @@
 """A pytest plugin: what every test came to, a line of JSON each, appended to the file or descriptor that SANDMILL_RECORD names.
 
-A session that does not end by itself has no last line, whatever its exit code says.
+A session that does not end by itself has no last line, whatever its exit code says. Runs under any Python from 3.6 on.
 """
 
 import json
 import os
+from typing import Any
 
-_stream = None
+_stream: Any = None
 
 
-def pytest_configure(config):
+def pytest_configure(config: Any) -> None:
+    """Opens the record, unless this is a worker whose results its controller reports."""
     global _stream
     place = os.environ.get("SANDMILL_RECORD", "")
     if _stream is None and place and not hasattr(config, "workerinput"):
-        _stream = os.fdopen(int(place), "a", closefd=False) if place.isdigit() else open(place, "a")
+        _stream = os.fdopen(int(place), "a", closefd=False) if place.isdigit() else open(place, "a")  # noqa: SIM115 - for the session
         _say({"began": True})
 
 
-def pytest_collection_finish(session):
+def pytest_collection_finish(session: Any) -> None:
+    """Which tests there are."""
     _say({"collected": [item.nodeid for item in session.items]})
 
 
-def pytest_runtest_logreport(report):
+def pytest_runtest_logreport(report: Any) -> None:
+    """What one part of a test came to."""
     _say({"test": report.nodeid, "when": report.when, "outcome": report.outcome, "expected": hasattr(report, "wasxfail")})
 
 
-def pytest_collectreport(report):
+def pytest_collectreport(report: Any) -> None:
+    """What could not be imported."""
     if report.outcome == "failed":
         _say({"uncollected": report.nodeid})
 
 
-def pytest_sessionfinish(session, exitstatus):
+def pytest_sessionfinish(session: Any, exitstatus: int) -> None:
+    """The end."""
     _say({"finished": int(exitstatus)})
 
 
-def _say(line):
+def _say(line: Any) -> None:
     if _stream is not None:
         _stream.write(json.dumps(line) + "\n")
         _stream.flush()

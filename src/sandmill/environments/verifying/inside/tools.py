@@ -1,8 +1,10 @@
-"""What stands in for installers in a grading sandbox, which has no network: uv, uvx, pip. In: their command lines. Out: the program that was
-asked for, run; or the name of what is not there, noted where only root writes, and an exit code of 1.
+"""What stands in for installers in a grading sandbox, which has no network: uv, uvx, pip. In: their command lines. Out: the program that
+was asked for, run; or the name of what is not there, noted where only root writes, and an exit code of 1.
 
 Command line: NAME ARGS...
 """
+
+from __future__ import annotations
 
 import os
 import re
@@ -13,13 +15,16 @@ SITE = os.path.join(os.path.dirname(HERE), "site")
 MISSING = "/.sandmill-run/missing"
 OWN = ("pytest-json-ctrf",)
 """Of these, what is used is done by the `pytest` here."""
-WITH_VALUE = ("-p", "--python", "--index-url", "-i", "--extra-index-url", "--index", "--default-index", "--directory", "--project", "--cache-dir",
-              "--prefix", "--target", "-t", "--root", "--constraint", "-c", "--python-version", "--env-file", "--group", "--extra", "--find-links", "-f")  # fmt: skip
+WITH_VALUE = tuple(
+    "-p --python --index-url -i --extra-index-url --index --default-index --directory --project --cache-dir --prefix --target -t --root "
+    "--constraint -c --python-version --env-file --group --extra --find-links -f".split()
+)
 REQUIREMENT = ("-w", "--with", "--with-editable", "--from")
 FILES = ("-r", "--requirement", "--requirements", "--with-requirements")
 
 
-def main(argv):
+def main(argv: list[str]) -> int:
+    """One command line; its exit code."""
     name, args = argv[0], argv[1:]
     if name == "uvx" or (name == "uv" and args[:2] in (["tool", "run"], ["tool", "x"])):
         return uvx(args if name == "uvx" else args[2:])
@@ -28,7 +33,7 @@ def main(argv):
     return pip(args)
 
 
-def uv(args):
+def uv(args: list[str]) -> int:
     if not args:
         return 0
     verb, rest = args[0], args[1:]
@@ -47,23 +52,24 @@ def uv(args):
     return 1
 
 
-def uvx(args):
+def uvx(args: list[str]) -> int:
     wanted, rest = options(args)
     if not rest:
         return 0
     tool = re.split(r"[@=<>!~\[]", rest[0])[0]
-    return check(wanted) or start([tool] + rest[1:])
+    return check(wanted) or start([tool, *rest[1:]])
 
 
-def pip(args):
+def pip(args: list[str]) -> int:
     if args[:1] == ["install"]:
         return check(options(args[1:])[0] + plain(args[1:]))
     return 0
 
 
-def options(args):
+def options(args: list[str]) -> tuple[list[str], list[str]]:
     """Requirements that options name, and what follows the options."""
-    wanted, rest = [], list(args)
+    wanted: list[str] = []
+    rest = list(args)
     while rest and rest[0].startswith("-"):
         word = rest.pop(0)
         if word == "--":
@@ -79,9 +85,10 @@ def options(args):
     return wanted, rest
 
 
-def plain(args):
+def plain(args: list[str]) -> list[str]:
     """Requirements among arguments that are no option's."""
-    wanted, skip = [], False
+    wanted: list[str] = []
+    skip = False
     for index, word in enumerate(args):
         if skip:
             skip = False
@@ -95,7 +102,7 @@ def plain(args):
     return wanted
 
 
-def listed(path):
+def listed(path: str) -> list[str]:
     try:
         with open(path) as file:
             lines = [line.split("#")[0].strip() for line in file]
@@ -104,7 +111,7 @@ def listed(path):
     return [line for line in lines if line and not line.startswith("-")]
 
 
-def check(wanted):
+def check(wanted: list[str]) -> int:
     """0 when everything is there; otherwise it is noted."""
     there = provided()
     lacking = [one for one in wanted if plain_name(one) not in there]
@@ -113,13 +120,13 @@ def check(wanted):
     return 1 if lacking else 0
 
 
-def plain_name(requirement):
+def plain_name(requirement: str) -> str:
     return re.split(r"[@=<>!~\[; ]", requirement.strip())[0].lower().replace("_", "-")
 
 
-def provided():
+def provided() -> set[str]:
     names = set(OWN) | {"pip", "setuptools", "wheel", "uv"}
-    for folder in [SITE] + sys.path:
+    for folder in [SITE, *sys.path]:
         try:
             entries = os.listdir(folder or ".")
         except OSError:
@@ -130,26 +137,26 @@ def provided():
     return names
 
 
-def start(command):
+def start(command: list[str]) -> int:
     if not command:
         return 0
     name, args = command[0], command[1:]
     base = os.path.basename(name)
     if base in ("pytest", "py.test"):
-        os.execv(sys.executable, [sys.executable, "-s", os.path.join(HERE, "run_pytest.py")] + args)
+        os.execv(sys.executable, [sys.executable, "-s", os.path.join(HERE, "run_pytest.py"), *args])
     if name.endswith(".py"):
-        name, args = "python3", [name] + args
+        name, args = "python3", [name, *args]
     elif re.match(r"python[0-9.]*$", base):
         name = "python3"
     try:
-        os.execvp(name, [name] + args)
+        os.execvp(name, [name, *args])
     except OSError:
         note(name)
         return 127
 
 
-def note(name):
-    sys.stderr.write("%s is not there and cannot be installed without a network\n" % name)
+def note(name: str) -> None:
+    sys.stderr.write(f"{name} is not there and cannot be installed without a network\n")
     try:
         with open(MISSING, "a") as file:
             file.write(" ".join(name.split())[:200] + "\n")
