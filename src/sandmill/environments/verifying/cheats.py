@@ -97,18 +97,18 @@ find . -type f -name '*.sh' | while read -r file; do printf '#!/bin/sh\\nexit 0\
 """
 
 
-def _cheat(name: str, script: str) -> Cheat:
+def cheat(name: str, script: str) -> Cheat:
     """Whatever of it cannot be done is passed over: an agent would not stop at it either."""
     return Cheat(name=name, script=f"exec 2>/dev/null\nset +e\n{script}\nexit 0\n")
 
 
 CHEATS: Final = (
-    _cheat("planted rewards", _REWARDS),
-    _cheat("programs that exit 0", _EXIT),
-    _cheat("deleted and replaced tests", _TESTS),
-    _cheat("planted conftest and start-up files", _CONFTEST),
-    _cheat("background writer", _WRITER),
-    _cheat("patched interpreter", _INTERPRETER),
-    _cheat("symlinked logs", _LINKS),
-    _cheat("own programs that exit at once", _PROGRAMS),
+    cheat("planted rewards", _REWARDS),
+    cheat("programs that exit 0", _EXIT),
+    cheat("deleted and replaced tests", _TESTS),
+    cheat("planted conftest and start-up files", _CONFTEST),
+    cheat("background writer", _WRITER),
+    cheat("patched interpreter", _INTERPRETER),
+    cheat("symlinked logs", _LINKS),
+    cheat("own programs that exit at once", _PROGRAMS),
 )

@@ -23,7 +23,9 @@ from sandmill.sandboxes.images.store import LayerRecord, Store
 HOME: Final = "/.sandmill"
 RUN: Final = "/.sandmill-run"
 BIN: Final = f"{HOME}/bin"
-PLUGINS: Final = f"{HOME}/inside"
+PROGRAMS: Final = f"{HOME}/inside"
+PLUGIN: Final = f"{HOME}/plugin"
+"""On a PYTHONPATH, it has pytest's `-p sandmill_record` found, and nothing else."""
 RECORDS: Final = f"{RUN}/records"
 MISSING: Final = f"{RUN}/missing"
 _PACKAGES: Final = ("pytest", "pluggy", "iniconfig", "packaging", "pygments")
@@ -44,15 +46,15 @@ exit 1
 _NOTE: Final = f'echo "$name" 2>/dev/null >> {MISSING}; echo "$name is not there and cannot be installed without a network" >&2'
 _PYTHON_TOOL: Final = f"""#!/bin/sh
 python=$({BIN}/.real python3) || {{ name=python3; {_NOTE}; exit 127; }}
-exec "$python" -s {PLUGINS}/PROGRAM "$@"
+exec "$python" -s {PROGRAMS}/PROGRAM "$@"
 """
 _PYTHON: Final = f"""#!/bin/sh
 python=$({BIN}/.real NAME) || {{ echo "NAME: not found" >&2; exit 127; }}
 if [ "$1" = -m ]; then
     case "$2" in
-    pytest | py.test) shift 2; exec "$python" -s {PLUGINS}/run_pytest.py --as-module "$@" ;;
-    pip) shift 2; exec "$python" -s {PLUGINS}/tools.py pip "$@" ;;
-    uv) shift 2; exec "$python" -s {PLUGINS}/tools.py uv "$@" ;;
+    pytest | py.test) shift 2; exec "$python" -s {PROGRAMS}/run_pytest.py --as-module "$@" ;;
+    pip) shift 2; exec "$python" -s {PROGRAMS}/tools.py pip "$@" ;;
+    uv) shift 2; exec "$python" -s {PROGRAMS}/tools.py uv "$@" ;;
     esac
 fi
 exec "$python" "$@"
@@ -131,7 +133,9 @@ def _files() -> Iterator[tuple[str, tuple[int, int, bytes]]]:
         yield f"{BIN[1:]}/{name}", (0o755, 0, text.encode())
     inside = Path(__file__).parent / "inside"
     for path in sorted(inside.glob("*.py")):
-        yield f"{PLUGINS[1:]}/{path.name}", (0o644, 0, path.read_bytes())
+        yield f"{PROGRAMS[1:]}/{path.name}", (0o644, 0, path.read_bytes())
+        if path.name == "sandmill_record.py":
+            yield f"{PLUGIN[1:]}/{path.name}", (0o644, 0, path.read_bytes())
     for package in (*_PACKAGES, *_OLDER_PYTHONS):
         try:
             found = importlib.metadata.distribution(package)

@@ -30,8 +30,7 @@ SYSTEM: Final = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32",
 RESERVED: Final = ("/tests", "/solution", "/logs/verifier", HOME, RUN)
 NEVER: Final = (*SYSTEM, *RESERVED, "/root", "/opt", "/tmp", "/logs")
 """What `/` in a list of paths to take over leaves out."""
-PATH: Final = f"{BIN}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-LARGEST_OUTPUT_BYTES: Final = 256 << 10
+PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 LARGEST_RECORD_BYTES: Final = 32 << 20
 _MOST_RECORDS: Final = 64
 _HOUSEKEEPING_S: Final = 60.0
@@ -50,6 +49,9 @@ class Tests(msgspec.Struct, frozen=True, kw_only=True):
     """Who runs the command; empty: root, with pytest's tests as another user."""
     results: tuple[str, ...] = ()
     largest_result_bytes: int = 64 << 10
+    largest_output_bytes: int = 256 << 10
+    stand_ins: bool = True
+    """Whether installers and pytest are those of the toolbox; otherwise all programs are the image's own."""
 
 
 class Findings(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +85,7 @@ async def verify(source: Sandbox | SandboxSpec, grading: SandboxSpec, take: tupl
     """
     async with _fresh(source, grading, take, tools) as (sandbox, outside):
         await _stage(sandbox, tests)
-        if not tests.user:
+        if take and tests.stand_ins and not tests.user:
             await _give(sandbox, take)
         done = await _run(sandbox, tests)
         await sandbox.kill_processes.aio()
@@ -160,7 +162,14 @@ class _Done(msgspec.Struct, frozen=True):
 
 
 async def _run(sandbox: Sandbox, tests: Tests) -> _Done:
-    env = {"PATH": PATH, "DEBIAN_FRONTEND": "noninteractive", "SANDMILL_TEST_UID": str(TEST_UID), "HOME": "/root", **tests.env}
+    own = sandbox.spec.env.get("PATH", PATH)
+    env = {
+        "PATH": f"{BIN}:{own}" if tests.stand_ins else own,
+        "DEBIAN_FRONTEND": "noninteractive",
+        "SANDMILL_TEST_UID": str(TEST_UID),
+        "HOME": "/root",
+        **tests.env,
+    }
     try:
         done = await sandbox.run.aio(
             *tests.command,
@@ -168,7 +177,7 @@ async def _run(sandbox: Sandbox, tests: Tests) -> _Done:
             workdir=tests.workdir,
             user=tests.user or root(),
             timeout=tests.timeout_s,
-            max_output=LARGEST_OUTPUT_BYTES,
+            max_output=tests.largest_output_bytes,
             merge_stderr=True,
         )
     except ExecFailed as error:

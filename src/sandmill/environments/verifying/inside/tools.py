@@ -15,9 +15,10 @@ SITE = os.path.join(os.path.dirname(HERE), "site")
 MISSING = "/.sandmill-run/missing"
 OWN = ("pytest-json-ctrf",)
 """Of these, what is used is done by the `pytest` here."""
-WITH_VALUE = tuple(
-    "-p --python --index-url -i --extra-index-url --index --default-index --directory --project --cache-dir --prefix --target -t --root "
-    "--constraint -c --python-version --env-file --group --extra --find-links -f".split()
+WITH_VALUE = (
+    *("-p", "--python", "--python-version", "-i", "--index-url", "--extra-index-url", "--index", "--default-index", "-f", "--find-links"),
+    *("-t", "--target", "--prefix", "--root", "-c", "--constraint", "--directory", "--project", "--cache-dir", "--env-file", "--group"),
+    "--extra",
 )
 REQUIREMENT = ("-w", "--with", "--with-editable", "--from")
 FILES = ("-r", "--requirement", "--requirements", "--with-requirements")
