@@ -80,6 +80,11 @@ class HarborEnvironment:
                     whole.update(f"{path.relative_to(task.context)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
         return whole.hexdigest()
 
+    @property
+    def allow_failing(self) -> bool:
+        """Whether tasks that failed their check may be trained on."""
+        return self.options.allow_failing
+
     @cached_property
     def tasks(self) -> tuple[Task, ...]:
         """All of them, in the order of their names."""

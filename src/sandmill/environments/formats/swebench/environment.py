@@ -21,8 +21,8 @@ from msgspec import Meta
 from sandmill.config.manifest import EnvironmentSection
 from sandmill.environments.environment import Artifacts
 from sandmill.environments.formats.records import record
-from sandmill.environments.formats.swebench.patches import DIFF, LARGEST_PATCH_BYTES, UNAPPLIED, script
-from sandmill.environments.formats.swebench.resolution import confirmed, resolve
+from sandmill.environments.formats.swebench import patches
+from sandmill.environments.formats.swebench.resolution import confirmed, contradicted, resolve
 from sandmill.environments.formats.swebench.rows import Row, read_rows
 from sandmill.environments.formats.swebench.worker import Evaluation, Worker
 from sandmill.environments.handover import Cheat
@@ -147,18 +147,19 @@ class SweBenchEnvironment:
         """Whether the agent's patch resolves the issue. A patch that does not apply, or a repository that the agent broke, does not."""
         row = self._rows[task.id]
         patch = b"" if sandbox is None else await _patch(sandbox, row.base_commit)
-        if patch is None:
+        if patch is None or patches.reaches_git(patch):
             return _unresolved(applied=False)
         evaluation = await self._evaluation(row)
         findings = await self._evaluated(task, row, evaluation, patch)
-        if UNAPPLIED in findings.results:
+        if patches.UNAPPLIED in findings.results:
             return _unresolved(applied=False)
         if START not in findings.output:
             raise GraderFailed(f"the evaluation of {row.instance_id} never came to its tests: {_end(findings.output)}")
         status = await self._worker.parse(row, evaluation, findings.output)
-        found = resolve(
-            confirmed(status, findings.sessions), row.fail_to_pass, row.pass_to_pass, fail_only=evaluation.eval_type == "fail_only"
-        )
+        fail_only = evaluation.eval_type == "fail_only"
+        if contradicted(findings.output.decode("utf-8", "replace"), status, fail_only=fail_only):
+            return _unresolved(applied=True)
+        found = resolve(confirmed(status, findings.sessions), row.fail_to_pass, row.pass_to_pass, fail_only=fail_only)
         parts = {"fail_to_pass": found.fail_to_pass, "pass_to_pass": found.pass_to_pass, "applied": 1.0}
         return Graded(reward=float(found.resolved), passed=found.resolved, parts=parts)
 
@@ -176,16 +177,17 @@ class SweBenchEnvironment:
         limit_s = self.options.timeout_s + _SETUP_S
         spec = msgspec.structs.replace(spec, timeout_s=limit_s, idle_timeout_s=limit_s)
         files = {
-            "/tests/patch.diff": (0o644, patch),
-            "/tests/eval.sh": (0o755, evaluation.eval_script.encode("utf-8", "surrogateescape")),
-            "/tests/run.sh": (0o755, script(patch, row.patch.encode("utf-8", "surrogateescape"))),
+            patches.PATCH: (0o644, patch),
+            patches.ALLOWED: (0o644, patches.allowed(_bytes(row.patch))),
+            patches.EVALUATION: (0o755, _bytes(evaluation.eval_script)),
+            "/tests/run.sh": (0o755, patches.script()),
         }
         tests = Tests(
             files=files,
             command=("/bin/bash", "/tests/run.sh"),
             timeout_s=self.options.timeout_s,
             env={"PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_RETRIES": "0"},
-            results=(UNAPPLIED,),
+            results=(patches.UNAPPLIED,),
             largest_output_bytes=_LARGEST_LOG_BYTES,
             stand_ins=False,
         )
@@ -197,7 +199,7 @@ class SweBenchEnvironment:
 
     async def solve(self, task: Task, sandbox: Sandbox) -> None:
         """Applies the reference patch. Raises EnvironmentFailed."""
-        patch = self._rows[task.id].patch.encode("utf-8", "surrogateescape")
+        patch = _bytes(self._rows[task.id].patch)
         await sandbox.write_batch(wire.entry("/tmp/reference.diff", 0o100644, patch), "user")
         done = await sandbox.run.aio("bash", "-c", f"{_APPLY} < /tmp/reference.diff", timeout=_GIT_S, merge_stderr=True)
         if done.exit_code != 0:
@@ -207,10 +209,9 @@ class SweBenchEnvironment:
         """The general ones, and results printed by the code under test."""
         row = self._rows[task.id]
         lines = "".join(f"PASSED {test}\n" for test in (*row.fail_to_pass, *row.pass_to_pass))
-        body = f"import os, sys\nos.write(1, {lines!r}.encode())\n"
-        printed = "".join(
-            f"printf %s {shlex.quote(body + ending)} > {shlex.quote(path)}\n" for path in _sources(row) for ending in ("os._exit(0)\n",)
-        )
+        body = "import contextlib, os\nfor number in range(1, 64):\n    with contextlib.suppress(OSError):\n"
+        body += f"        os.write(number, {lines!r}.encode())\nos._exit(0)\n"
+        printed = "".join(f"printf %s {shlex.quote(body)} > {shlex.quote(path)}\n" for path in _sources(row))
         return (*CHEATS, cheat("results printed by the program", printed))
 
     def outside(self, task: Task) -> tuple[str, ...]:
@@ -236,13 +237,17 @@ def _sources(row: Row) -> list[str]:
 async def _patch(sandbox: Sandbox, commit: str) -> bytes | None:
     """What the agent changed since `commit`, as bytes; None when its repository cannot say."""
     done = await sandbox.run.aio(
-        "bash", "-c", DIFF + shlex.quote(commit), user="user", workdir="/", timeout=_GIT_S, max_output=LARGEST_PATCH_BYTES
+        "bash", "-c", patches.DIFF + shlex.quote(commit), user="user", workdir="/", timeout=_GIT_S, max_output=patches.LARGEST_PATCH_BYTES
     )
-    return None if done.timed_out or done.exit_code != 0 or len(done.stdout) >= LARGEST_PATCH_BYTES else done.stdout
+    return None if done.timed_out or done.exit_code != 0 or len(done.stdout) >= patches.LARGEST_PATCH_BYTES else done.stdout
 
 
 def _unresolved(*, applied: bool) -> Graded:
     return Graded(reward=0.0, passed=False, parts={"fail_to_pass": 0.0, "pass_to_pass": 0.0, "applied": float(applied)})
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
 
 
 def _end(output: bytes) -> str:

@@ -6,14 +6,20 @@ A test that has to pass passes as PASSED or XFAIL; a regression test may also be
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 import msgspec
 
 from sandmill.environments.verifying.sessions import Session
 
-_PASSING = frozenset({"PASSED", "XFAIL"})
-_MAINTAINED = _PASSING | {"SKIPPED"}
+END: Final = ">>>>> End Test Output"
+MISSING: Final = "MISSING"
+_EXIT_CODE: Final = re.compile(r">>>>> Test Exit Code:\s*(-?\d{1,6})")
+_RAN: Final = re.compile(r"\b[1-9]\d* (?:of \d+|passing|passed|pass|specs?|tests?|SUCCESS|total)\b|^# tests [1-9]|': ok$", re.MULTILINE)
+_PASSING: Final = frozenset({"PASSED", "XFAIL"})
+_MAINTAINED: Final = _PASSING | {"SKIPPED"}
 
 
 class Resolution(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,28 +53,47 @@ def status_of(test: str, status: Mapping[str, str]) -> str | None:
 
 
 def confirmed(status: Mapping[str, str], sessions: Iterable[Session]) -> dict[str, str]:
-    """The log's word for each test, unless pytest's own record says something worse: a program can print what it likes.
+    """The log's word for each test, as far as pytest's own record bears it out: a program can print what it likes.
 
-    Names in logs end at the first space, so a name stands for every recorded test that begins with it so. Where no name of the log is
-    in the record, the tests were not pytest's, and the log stands alone.
+    Without a record the tests were not pytest's, and the log stands alone. Names in logs end at the first space, and may begin at another
+    folder than the record's.
     """
-    recorded: dict[str, str] = {}
-    for session in sessions:
-        recorded.update({name: outcome.value for name, outcome in session.outcomes.items()})
-        recorded.update({name: "ERROR" for name in session.collected if name not in session.outcomes})
-    by_word: dict[str, list[str]] = {}
-    for name, word in recorded.items():
-        by_word.setdefault(name.split()[0] if name.split() else name, []).append(word)
-    if not any(name in recorded or name in by_word for name in status):
+    sessions = tuple(sessions)
+    if not sessions:
         return dict(status)
-    found = {}
-    for name, word in status.items():
-        words = [recorded[name]] if name in recorded else by_word.get(name, [])
-        bad = next((one for one in words if one not in _MAINTAINED), None)
-        if word in _MAINTAINED and (not words or bad is not None):
-            word = bad or "MISSING"
-        found[name] = word
-    return found
+    recorded: dict[str, list[str]] = {}
+    for session in sessions:
+        for name in (*session.collected, *session.outcomes):
+            outcome = session.outcomes.get(name)
+            short = name.split()[0] if name.split() else name
+            for key in {name, short, *_tails(short)}:
+                recorded.setdefault(key, []).append("ERROR" if outcome is None else outcome.value)
+    return {name: _borne_out(name, word, recorded) for name, word in status.items()}
+
+
+def _borne_out(name: str, word: str, recorded: Mapping[str, Sequence[str]]) -> str:
+    if word not in _MAINTAINED:
+        return word
+    words = next((recorded[key] for key in (name, *_tails(name)) if key in recorded), ())
+    return next((one for one in words if one not in _MAINTAINED), word) if words else MISSING
+
+
+def _tails(name: str) -> list[str]:
+    """The name without its first folders, one after the other, down to the file's."""
+    folders, colons, rest = name.partition("::")
+    parts = folders.split("/")
+    return ["/".join(parts[start:]) + colons + rest for start in range(1, len(parts))] if colons else []
+
+
+def contradicted(log: str, status: Mapping[str, str], *, fail_only: bool) -> str | None:
+    """Why a log does not describe a run of the tests, or None. Where only failures are listed, an empty list proves nothing by itself."""
+    code = _EXIT_CODE.search(log)
+    failed = any(word in ("FAILED", "ERROR") for word in status.values())
+    if code is not None and int(code[1]) != 0 and status and not failed:
+        return f"the tests ended with {code[1]} and list no failure"
+    if fail_only and not status and (END not in log or not _RAN.search(log)):
+        return "nothing shows that a test ran"
+    return None
 
 
 def _share(held: Sequence[bool]) -> float:

@@ -19,7 +19,22 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
-UNUSED = ("bs4", "chardet", "datasets", "docker", "dotenv", "ghapi", "git", "huggingface_hub", "modal", "requests", "rich", "tenacity", "tqdm", "yaml")
+UNUSED = (
+    "bs4",
+    "chardet",
+    "datasets",
+    "docker",
+    "dotenv",
+    "ghapi",
+    "git",
+    "huggingface_hub",
+    "modal",
+    "requests",
+    "rich",
+    "tenacity",
+    "tqdm",
+    "yaml",
+)
 """What the package imports and these parts of it do not need."""
 START, END = ">>>>> Start Test Output", ">>>>> End Test Output"
 
