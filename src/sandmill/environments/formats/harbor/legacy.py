@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from sandmill.config.check import locate
 from sandmill.config.document import Node, parse_document
 from sandmill.environments.formats.harbor.folder import Folder, Stage, check_script, read_files, task_id, text_of
 from sandmill.environments.formats.harbor.tables import Box, Seconds, Table, Verifier
@@ -53,9 +54,13 @@ class Typed(Table, frozen=True):
 def read_old_folder(folder: Path) -> Folder:
     """The task in `folder`. Raises ConfigError with file, line and field."""
     file = folder / TASK_FILE
-    found = checked(_without(parse_document(text_of(file).encode(), str(file)), _FREE), OldTaskFile)
+    document = parse_document(text_of(file).encode(), str(file))
+    found = checked(_without(document, _FREE), OldTaskFile)
     if found.parser_name not in PARSERS:
-        raise ConfigError(f"there is no parser {found.parser_name[:60]!r}; the nearest is pytest", file=str(file), field="parser_name")
+        line = locate(document, "parser_name").line
+        raise ConfigError(
+            f"there is no parser {found.parser_name[:60]!r}; the nearest is pytest", file=str(file), line=line, field="parser_name"
+        )
     _check_services(folder)
     tests = {**read_files(folder / "tests", missing_ok=True), "run-tests.sh": _script(folder / "run-tests.sh")}
     check_script(folder, tests, "run-tests.sh")

@@ -159,7 +159,12 @@ class SweBenchEnvironment:
         fail_only = evaluation.eval_type == "fail_only"
         if contradicted(findings.output.decode("utf-8", "replace"), status, fail_only=fail_only):
             return _unresolved(applied=True)
-        found = resolve(confirmed(status, findings.sessions), row.fail_to_pass, row.pass_to_pass, fail_only=fail_only)
+        found = resolve(
+            confirmed(status, findings.sessions, pytest="pytest" in evaluation.eval_script),
+            row.fail_to_pass,
+            row.pass_to_pass,
+            fail_only=fail_only,
+        )
         parts = {"fail_to_pass": found.fail_to_pass, "pass_to_pass": found.pass_to_pass, "applied": 1.0}
         return Graded(reward=float(found.resolved), passed=found.resolved, parts=parts)
 

@@ -52,14 +52,14 @@ def status_of(test: str, status: Mapping[str, str]) -> str | None:
     return None
 
 
-def confirmed(status: Mapping[str, str], sessions: Iterable[Session]) -> dict[str, str]:
+def confirmed(status: Mapping[str, str], sessions: Iterable[Session], *, pytest: bool = False) -> dict[str, str]:
     """The log's word for each test, as far as pytest's own record bears it out: a program can print what it likes.
 
-    Without a record the tests were not pytest's, and the log stands alone. Names in logs end at the first space, and may begin at another
-    folder than the record's.
+    Without a record the log stands alone, unless `pytest` says that there had to be one. Names in logs end at the first space, and may
+    begin at another folder than the record's.
     """
     sessions = tuple(sessions)
-    if not sessions:
+    if not sessions and not pytest:
         return dict(status)
     recorded: dict[str, list[str]] = {}
     for session in sessions:

@@ -10,15 +10,6 @@ from typing import Any
 _stream: Any = None
 
 
-def pytest_configure(config: Any) -> None:
-    """Opens the record, unless this is a worker whose results its controller reports."""
-    global _stream
-    place = os.environ.get("SANDMILL_RECORD", "")
-    if _stream is None and place and not hasattr(config, "workerinput"):
-        _stream = os.fdopen(int(place), "a", closefd=False) if place.isdigit() else open(place, "a")  # noqa: SIM115 - for the session
-        _say({"began": True})
-
-
 def pytest_collection_finish(session: Any) -> None:
     """Which tests there are."""
     _say({"collected": [item.nodeid for item in session.items]})
@@ -44,3 +35,15 @@ def _say(line: Any) -> None:
     if _stream is not None:
         _stream.write(json.dumps(line) + "\n")
         _stream.flush()
+
+
+def _open() -> None:
+    """When this is imported, before any file of the tests is: a session that ends on the way to them began all the same."""
+    global _stream
+    place = os.environ.pop("SANDMILL_RECORD", "")  # the programs under test need not be told
+    if place and "PYTEST_XDIST_WORKER" not in os.environ:  # a worker's results are reported by its controller
+        _stream = os.fdopen(int(place), "a", closefd=False) if place.isdigit() else open(place, "a")  # noqa: SIM115 - for the session
+        _say({"began": True})
+
+
+_open()
