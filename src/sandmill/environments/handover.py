@@ -75,11 +75,9 @@ class Rehearsed(Protocol):
         ...
 
 
-async def sandbox_for(environment: Environment, task: Task, default: SandboxSpec | None = None) -> SandboxSpec:
-    """The sandbox of one task's episodes; `default` (None: the environment's own) where it does not choose."""
-    if isinstance(environment, ChoosesSandboxes):
-        return await environment.sandbox_for(task)
-    return environment.sandbox if default is None else default
+async def sandbox_for(environment: Environment, task: Task) -> SandboxSpec:
+    """The sandbox of one task's episodes: the task's own, or the environment's. Raises SandboxError."""
+    return await environment.sandbox_for(task) if isinstance(environment, ChoosesSandboxes) else environment.sandbox
 
 
 __all__ = ["Cheat", "ChoosesSandboxes", "GoesOn", "GradesSandboxes", "Rehearsed", "sandbox_for"]

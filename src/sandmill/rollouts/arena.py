@@ -44,11 +44,6 @@ class SandboxSource:
         self._slots = asyncio.Semaphore(capacity)
         self._endings: set[asyncio.Task[None]] = set()
 
-    @property
-    def spec(self) -> SandboxSpec:
-        """Of the ready-made ones."""
-        return self._pool.spec
-
     async def take(self, files: Mapping[str, bytes], spec: SandboxSpec | None = None) -> Sandbox:
         """A sandbox with `files` in its workdir, of limits `spec` (None: the pool's). Waits for a slot; raises SandboxError when creation
         fails."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
 from sandmill.environments.grading import grade_episode
-from sandmill.environments.handover import GoesOn, sandbox_for
+from sandmill.environments.handover import ChoosesSandboxes, GoesOn
 from sandmill.environments.task import Boundary, Command, InfrastructureFailure, Limit, Submission, Task, Verdict
 from sandmill.errors import ContextFull, ExecFailed, GraderFailed, IsolationUnavailable, SandboxError, SandboxGone
 from sandmill.models.chat import Answer, Call, Malformed, Observation
@@ -192,12 +192,16 @@ class _Attempt:
         if self.sandbox is None:
             with self.timeline.span(Stage.SANDBOX):
                 with _boundary(Boundary.SANDBOX_CREATE):
-                    sandboxes = self.arena.sandboxes
-                    spec = await sandbox_for(self.arena.environment, self.task, sandboxes.spec)
-                    self.sandbox = await sandboxes.take(self.arena.environment.files(self.task), spec)
+                    self.sandbox = await self._take(self.arena.environment.files(self.task))
                 with _boundary(Boundary.SETUP):
                     await self.arena.environment.prepare(self.task, self.sandbox)
         return self.sandbox
+
+    async def _take(self, files: Mapping[str, bytes]) -> Sandbox:
+        environment = self.arena.environment
+        if not isinstance(environment, ChoosesSandboxes):
+            return await self.arena.sandboxes.take(files)
+        return await self.arena.sandboxes.take(files, await environment.sandbox_for(self.task))
 
     async def judge(self) -> Verdict:
         """The verdict on what the agent left, after its processes are dead."""
