@@ -58,6 +58,18 @@ def install(cache: Path, prefix: Path) -> None:
     (cache / "whole").touch()
 
 
+def newer_package(cache: Path) -> Path:
+    """The package of the 5.x releases, whose rows carry their evaluation."""
+    place = cache / "package5"
+    if not place.exists():
+        fresh = cache / "package5.new"
+        shutil.rmtree(fresh, ignore_errors=True)
+        pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
+        _run([*pip, "install", "--no-deps", "--only-binary", ":all:", "--target", fresh, "swebench==5.0.2", "unidiff"])
+        fresh.rename(place)
+    return place
+
+
 def build(cache: Path, prefix: Path) -> tuple[Image, str]:
     """The image, and the commit that its repository begins with."""
     context = cache / "context"

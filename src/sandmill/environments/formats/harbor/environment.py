@@ -30,7 +30,6 @@ from sandmill.environments.formats.harbor.verdicts import verified
 from sandmill.environments.handover import Cheat
 from sandmill.environments.splits import draw
 from sandmill.environments.task import Graded, Submission, Task, Verdict
-from sandmill.environments.tools import BASH, Tool
 from sandmill.environments.verifying.cheats import CHEATS
 from sandmill.environments.verifying.verify import Findings, root
 from sandmill.errors import ConfigError, EnvironmentFailed, GraderFailed
@@ -54,7 +53,6 @@ class HarborEnvironment:
     """See the module. `place`: a folder with a task.toml or task.yaml, or one with such folders in it."""
 
     version = "1.0.0"
-    tools: tuple[Tool, ...] = (BASH,)
     sandbox = SandboxSpec()
 
     def __init__(self, place: str, section: EnvironmentSection) -> None:

@@ -28,7 +28,6 @@ from sandmill.environments.formats.swebench.worker import Evaluation, Worker
 from sandmill.environments.handover import Cheat
 from sandmill.environments.splits import draw
 from sandmill.environments.task import Graded, Submission, Task, Verdict
-from sandmill.environments.tools import BASH, Tool
 from sandmill.environments.verifying.cheats import CHEATS, cheat
 from sandmill.environments.verifying.verify import Findings, Tests, verify
 from sandmill.errors import ConfigError, EnvironmentFailed, GraderFailed
@@ -67,7 +66,6 @@ class SweBenchEnvironment:
     """See the module. `place`: a .jsonl, .json or .parquet file of rows."""
 
     version = "1.0.0"
-    tools: tuple[Tool, ...] = (BASH,)
     sandbox = SandboxSpec()
 
     def __init__(self, place: str, section: EnvironmentSection) -> None:
