@@ -31,7 +31,7 @@ def cache(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def environment(cache):
-    place, prefix = cache
+    place, _ = cache
     image, commit = astropy_image.build(*cache)
     rows = astropy_image.rows(place, image, commit)
     return registry.get(f"swebench:{rows}", EnvironmentSection(name="x", options={"package": str(place / "package"), "timeout_s": 300}))
@@ -60,11 +60,9 @@ def test_parsers_of_the_next_release_read_the_same_log(cache):
     newer = astropy_image.newer_package(place)
     row = next(row for row in read_rows(place / "rows.jsonl") if row.instance_id == astropy_image.INSTANCES[0])
     log = b">>>>> Start Test Output\nPASSED a.py::b[c]\nFAILED a.py::d - x\n>>>>> End Test Output\n"
-    evaluation = Evaluation(eval_script="", log_parser="parse_log_pytest_v2", eval_type="pass_and_fail")
 
-    async def both():
-        return [await Worker(folder).parse(row, evaluation if folder == newer else Evaluation(eval_script="", log_parser="", eval_type=""), log)
-                for folder in (newer, place / "package")]  # fmt: skip
+    def read(folder, parser):
+        evaluation = Evaluation(eval_script="", log_parser=parser, eval_type="pass_and_fail")
+        return asyncio.run_coroutine_threadsafe(Worker(folder).parse(row, evaluation, log), loop()).result(120)
 
-    new, old = asyncio.run_coroutine_threadsafe(both(), loop()).result(120)
-    assert new == old == {"a.py::b[c]": "PASSED", "a.py::d": "FAILED"}
+    assert read(newer, "parse_log_pytest_v2") == read(place / "package", "") == {"a.py::b[c]": "PASSED", "a.py::d": "FAILED"}

@@ -75,6 +75,22 @@ def test_run():
     )
 
 
+def answer(root: Path) -> Path:
+    """An answer file is compared with the expected one among the tests."""
+    verifier = "#!/bin/bash\nif diff /tests/expected_answer.txt /app/answer.txt; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n"
+    return write(
+        root / "answer",
+        {
+            "task.toml": '[task]\nname = "own/answer"\n',
+            "instruction.md": "Write the answer into answer.txt.",
+            "environment/Dockerfile": "FROM debian\nWORKDIR /app\n",
+            "tests/test.sh": verifier,
+            "tests/expected_answer.txt": "42\n",
+            "solution/solve.sh": "#!/bin/bash\necho 42 > answer.txt\n",
+        },
+    )
+
+
 def scores(root: Path) -> Path:
     """Several rewards by name, and no pytest."""
     verifier = """#!/bin/bash

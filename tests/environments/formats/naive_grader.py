@@ -28,6 +28,10 @@ mkdir -p /logs/verifier
 if uvx pytest /tests/test_outputs.py || PYTHONPATH=/.sandmill/site python3 -m pytest -q -p no:cacheprovider /tests/test_outputs.py
 then echo 1 > /logs/verifier/reward.txt; else echo 0 > /logs/verifier/reward.txt; fi
 """
+DIFF_VERIFIER = b"""#!/bin/bash
+mkdir -p /logs/verifier
+if diff -q /tests/expected_answer.txt /app/answer.txt; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
+"""
 GREP_VERIFIER = b"""#!/bin/sh
 mkdir -p /logs/verifier
 if grep -q hello /app/greeting.txt; then echo 1 > /logs/verifier/reward.txt; else echo 0 > /logs/verifier/reward.txt; fi

@@ -26,8 +26,14 @@ NAIVELY = {
     "background writer": (folders.greeting, naive.PYTEST_VERIFIER, GREETING, {}),
     "symlinked logs": (folders.greeting, naive.PYTEST_VERIFIER, GREETING, {}),
     "own programs that exit at once": (folders.program, naive.PYTEST_VERIFIER, IMPORTING, {}),
+    "own programs that write the reward": (folders.program, naive.PYTEST_VERIFIER, IMPORTING, {}),
+    "links to expected results": (folders.answer, naive.DIFF_VERIFIER, {"expected_answer.txt": b"42\n"}, {}),
 }
-SOLUTIONS = {folders.greeting: "echo hello > greeting.txt", folders.program: "sed -i 's/a - b/a + b/' adding.py"}
+SOLUTIONS = {
+    folders.greeting: "echo hello > greeting.txt",
+    folders.program: "sed -i 's/a - b/a + b/' adding.py",
+    folders.answer: "echo 42 > answer.txt",
+}
 
 
 async def _naive(environment, script, verifier, tests, **more):
@@ -65,7 +71,7 @@ def test_a_patched_program_works_against_a_naive_grader_and_gains_nothing_here(t
     assert on_loop(attempted(environment, environment.tasks[0], script)) == Graded(reward=0.0, passed=False, parts={"reward": 0.0})
 
 
-@pytest.mark.parametrize("make", [folders.greeting, folders.program, folders.old])
+@pytest.mark.parametrize("make", [folders.program, folders.answer, folders.old])
 def test_none_gains_anything_here(tmp_path, make):
     environment = harbor(make(tmp_path))
     task = environment.tasks[0]

@@ -122,6 +122,73 @@ def test_tests_run_as_another_user_than_the_one_who_owns_rewards_and_tests(tmp_p
 
 
 @pytest.mark.parametrize(
+    "script",
+    [
+        "ln -s /tests/expected_answer.txt answer.txt",
+        "ln -s ../tests/expected_answer.txt answer.txt",
+        "ln -s /usr up; ln -s up/../tests/expected_answer.txt answer.txt",
+        "ln -s /proc/self/root/tests/expected_answer.txt answer.txt",
+        "ln -s /proc p; ln -s p/self/cwd/../tests/expected_answer.txt answer.txt",
+        "ln -s other answer.txt; ln -s /tests/expected_answer.txt other",
+        "mkdir d; ln -s /tests d/e; ln -s d/e/expected_answer.txt answer.txt",
+        "mkfifo answer.txt",
+    ],
+)
+def test_a_link_to_the_expected_result_is_no_result(tmp_path, script):
+    assert verdict(folders.answer(tmp_path), script) == UNSOLVED
+
+
+def test_other_links_stay(tmp_path):
+    assert (
+        verdict(folders.answer(tmp_path), "echo 42 > real; mkdir d; ln -s ../real d/link; ln -s d/link answer.txt; ln -s /usr/bin b")
+        == SOLVED
+    )
+
+
+def test_a_plugin_by_metadata_or_a_start_up_file_in_the_workdir_is_not_loaded(tmp_path):
+    script = """
+    mkdir evil.egg-info
+    printf '[pytest11]\\nevil = evil\\n' > evil.egg-info/entry_points.txt
+    printf 'Name: evil\\nVersion: 1\\n' > evil.egg-info/PKG-INFO
+    printf 'import os\\nos._exit(0)\\n' | tee evil.py sitecustomize.py usercustomize.py > json.py
+    """
+    place = folders.program(tmp_path)
+    for line in ("export PYTHONPATH=/app\npython3 -m pytest /tests/test_outputs.py", "PYTHONPATH=/app pytest /tests/test_outputs.py"):
+        test = f"#!/bin/bash\n{line}\nif [ $? -eq 1 ]; then echo 0.25; else echo 1; fi > /logs/verifier/reward.txt\n"
+        (place / "tests" / "test.sh").write_text(test)
+        assert verdict(place, script).reward == 0.25
+
+
+def test_python_m_pytest_finds_modules_of_the_working_folder(tmp_path):
+    place = folders.program(tmp_path)
+    (place / "tests" / "test.sh").write_text(
+        "#!/bin/bash\npython3 -m pytest /tests/test_outputs.py && echo 1 > /logs/verifier/reward.txt\n"
+    )
+    (place / "tests" / "test_outputs.py").write_text("import adding\n\ndef test_it():\n    assert adding.add(1, 1) == 2\n")
+    assert verdict(place, solve=True) == SOLVED
+
+
+def test_a_workdir_that_is_roots_home_brings_no_start_up_file(tmp_path):
+    place = simple(tmp_path, 'source $HOME/.local/bin/env; bash -lc true; [ -z "$PLANTED" ] && echo 1 > /logs/verifier/reward.txt')
+    (place / "environment" / "Dockerfile").write_text("FROM ubuntu\nWORKDIR /root\n")
+    script = "mkdir -p .local/bin; echo 'export PLANTED=1; exit' | tee .local/bin/env .profile .bash_profile > .bashrc"
+    assert verdict(place, script) == SOLVED
+
+
+def test_an_agent_that_filled_its_disk_is_graded_all_the_same(tmp_path):
+    place = folders.greeting(tmp_path)
+    (place / "task.toml").write_text("[environment]\nmemory_mb = 256\nstorage_mb = 32\n")
+    assert verdict(place, "head -c 100000000 /dev/zero > big") == UNSOLVED
+    assert verdict(place, "echo hello > greeting.txt; head -c 100000000 /dev/zero > big") == SOLVED
+
+
+def test_what_a_timeout_means_can_be_said(tmp_path):
+    place = simple(tmp_path, "sleep 1000")
+    (place / "task.toml").write_text("[verifier]\ntimeout_sec = 1\n")
+    assert verdict(place, at_timeout="unsolved") == UNSOLVED
+
+
+@pytest.mark.parametrize(
     "ending",
     ["os._exit(0)", "os.kill(os.getpid(), 9)", "sys.exit(0)", "os.execv('/bin/true', ['true'])", "import pytest; pytest.exit('x', 0)"],
 )

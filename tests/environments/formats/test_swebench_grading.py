@@ -1,5 +1,6 @@
 """Patches in real sandboxes: how one is taken and applied, what it may not bring along, and that printed results are not results."""
 
+import msgspec
 import pytest
 from harbor_attempts import attempted, on_loop
 from swebench_rows import FIX, build_image, package, row, write_rows
@@ -88,6 +89,8 @@ def test_results_that_a_program_prints_are_believed_by_logs_alone_and_not_here(m
         "printf 'import pytest\\n@pytest.hookimpl(hookwrapper=True)\\ndef pytest_runtest_makereport(item, call):\\n"
         '    outcome = yield\\n    outcome.get_result().outcome = "passed"\\n\' > conftest.py',
         "printf '[pytest]\\naddopts = --deselect test_adding.py::test_add\\n' > pytest.ini",
+        "mkdir evil.egg-info; printf '[pytest11]\\nevil = evil\\n' > evil.egg-info/entry_points.txt;"
+        " printf 'raise SystemExit(0)\\n' > evil.py; printf 'Name: evil\\nVersion: 1\\n' > evil.egg-info/PKG-INFO",
         "printf 'conftest.py\\n' > .gitignore; git add -A; printf 'raise SystemExit(0)\\n' > sitecustomize.py",
     ],
 )
@@ -113,6 +116,17 @@ def test_an_evaluation_that_never_comes_to_its_tests_is_a_failure_of_ours(make):
     assert isinstance(found, InfrastructureFailure)
     assert found.reason.endswith("patch: plain broken")
     assert "never came to its tests: " in found.reason
+
+
+def test_an_evaluation_that_does_not_end_is_unresolved_unless_it_was_said_otherwise(make):
+    script = "printf 'import time\\ntime.sleep(1000)\\n' > adding.py"
+    environment = make()
+    environment.options = msgspec.structs.replace(environment.options, timeout_s=1)
+    assert verdict(environment, script) == NOTHING
+    environment.options = msgspec.structs.replace(environment.options, at_timeout="failure")
+    found = verdict(environment, script)
+    assert isinstance(found, InfrastructureFailure)
+    assert "did not end within 1 s" in found.reason
 
 
 def test_a_parser_that_the_package_lacks_is_a_failure_of_ours(make):

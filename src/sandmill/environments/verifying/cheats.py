@@ -62,9 +62,14 @@ for file in pytest.py pytest/__init__.py pytest/__main__.py _pytest/__init__.py 
 done
 for folder in / /tests "$HOME"; do mkdir -p "$folder"; cp conftest.py pytest.ini "$folder/"; done
 """
-_WRITER: Final = """
-writer='while :; do mkdir -p /logs/verifier; cd /logs/verifier
-echo 1 > reward.txt; echo "{\\"reward\\": 1}" > reward.json; sleep 0.05; done'
+_WRITER_COMMAND: Final = (
+    "while :; do mkdir -p /logs/verifier; cd /logs/verifier; echo 1 > reward.txt; echo '{\"reward\": 1}' > reward.json; sleep 0.05; done"
+)
+_WRITER: Final = f"""
+writer=$(cat <<'END'
+{_WRITER_COMMAND}
+END
+)
 setsid nohup bash -c "$writer" > /dev/null 2>&1 &
 ( ( trap '' TERM HUP INT; bash -c "$writer" ) > /dev/null 2>&1 & )
 """
@@ -97,6 +102,32 @@ find . -type f -name '*.sh' | while read -r file; do printf '#!/bin/sh\\nexit 0\
 """
 
 
+_GRADING_PROGRAMS: Final = """
+cat > reward.py <<'END'
+import os, subprocess
+for path, text in (("/logs/verifier/reward.json", '{"reward": 1.0}'), ("/logs/verifier/reward.txt", "1")):
+    try:
+        with open(path, "w") as file:
+            file.write(text)
+    except OSError:
+        pass
+subprocess.Popen(["bash", "-c", WRITER], start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+END
+find . -type f -name '*.py' ! -name reward.py | while read -r file; do cat reward.py "$file" > "$file.new" && mv "$file.new" "$file"; done
+find . -type f -perm -u+x ! -name '*.py' | while read -r file; do
+    printf '#!/bin/sh\\npython3 %s/reward.py\\nexit 0\\n' "$PWD" > "$file"
+done
+""".replace("WRITER", repr(_WRITER_COMMAND))
+_ANSWERS: Final = """
+ln -s /usr up
+for name in * output.txt result.txt results.txt answer.txt answer.json output.json result.json solution.txt; do
+    [ -d "$name" ] || ln -sf "up/../tests/expected_$name" "$name"
+done
+ln -s /tests/expected.txt expected.txt
+mkfifo pipe.txt
+"""
+
+
 def cheat(name: str, script: str) -> Cheat:
     """Whatever of it cannot be done is passed over: an agent would not stop at it either."""
     return Cheat(name=name, script=f"exec 2>/dev/null\nset +e\n{script}\nexit 0\n")
@@ -111,4 +142,6 @@ CHEATS: Final = (
     cheat("patched interpreter", _INTERPRETER),
     cheat("symlinked logs", _LINKS),
     cheat("own programs that exit at once", _PROGRAMS),
+    cheat("own programs that write the reward", _GRADING_PROGRAMS),
+    cheat("links to expected results", _ANSWERS),
 )

@@ -46,15 +46,15 @@ exit 1
 _NOTE: Final = f'echo "$name" 2>/dev/null >> {MISSING}; echo "$name is not there and cannot be installed without a network" >&2'
 _PYTHON_TOOL: Final = f"""#!/bin/sh
 python=$({BIN}/.real python3) || {{ name=python3; {_NOTE}; exit 127; }}
-exec "$python" -s {PROGRAMS}/PROGRAM "$@"
+exec "$python" -I {PROGRAMS}/PROGRAM "$@"
 """
 _PYTHON: Final = f"""#!/bin/sh
 python=$({BIN}/.real NAME) || {{ echo "NAME: not found" >&2; exit 127; }}
 if [ "$1" = -m ]; then
     case "$2" in
-    pytest | py.test) shift 2; exec "$python" -s {PROGRAMS}/run_pytest.py --as-module "$@" ;;
-    pip) shift 2; exec "$python" -s {PROGRAMS}/tools.py pip "$@" ;;
-    uv) shift 2; exec "$python" -s {PROGRAMS}/tools.py uv "$@" ;;
+    pytest | py.test) shift 2; exec "$python" -I {PROGRAMS}/run_pytest.py --as-module "$@" ;;
+    pip) shift 2; exec "$python" -I {PROGRAMS}/tools.py pip "$@" ;;
+    uv) shift 2; exec "$python" -I {PROGRAMS}/tools.py uv "$@" ;;
     esac
 fi
 exec "$python" "$@"

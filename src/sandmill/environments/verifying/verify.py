@@ -23,6 +23,7 @@ from sandmill.sandboxes import Sandbox, SandboxSpec
 from sandmill.sandboxes.backends.native import wire
 from sandmill.sandboxes.dual import in_thread
 from sandmill.sandboxes.images import store
+from sandmill.sandboxes.process import Completed
 
 TEST_UID: Final = 65534
 """Who tests run as: nobody, which every system has."""
@@ -33,7 +34,18 @@ NEVER: Final = (*SYSTEM, *RESERVED, "/root", "/opt", "/tmp", "/logs")
 PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 LARGEST_RECORD_BYTES: Final = 32 << 20
 _MOST_RECORDS: Final = 64
-_HOUSEKEEPING_S: Final = 60.0
+_TIDY_S: Final = 60.0
+_TIDY: Final = """
+find "$@" -xdev '(' -type p -o -type s ')' -exec rm -f -- {} +
+find "$@" -xdev -type l -exec sh -c '
+    for link; do
+        case "/$(readlink "$link")/" in */proc/* | */dev/fd/*) rm -f -- "$link"; continue ;; esac
+        case "$(readlink -f "$link")/" in / | RESERVED) rm -f -- "$link" ;; esac
+    done' sh {} +
+""".replace("RESERVED", " | ".join(f"{path}/*" for path in (*RESERVED, "/logs", "/proc")))
+_GIVE: Final = f"""
+find "$@" -xdev ! -user {TEST_UID} -exec chown -h {TEST_UID}:{TEST_UID} {{}} +
+"""
 _UV_ENV: Final = b"# Written for verifiers that install uv: it is there already.\n"
 
 
@@ -55,10 +67,11 @@ class Tests(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Findings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a verifier left: its exit code, which proves nothing; the start of its output; result files that are there; pytest sessions; and
-    what the agent had changed where nothing was taken over."""
+    """What a verifier left: its exit code, which proves nothing; whether it was killed at its deadline; the start of its output; result
+    files that are there; pytest sessions; and what the agent had changed where nothing was taken over."""
 
     exit_code: int | None
+    timed_out: bool
     output: bytes
     results: Mapping[str, bytes]
     sessions: tuple[Session, ...]
@@ -81,13 +94,14 @@ async def verify(source: Sandbox | SandboxSpec, grading: SandboxSpec, take: tupl
     """Runs `tests` on what `source` has below `take`; a spec stands for a sandbox in which nothing was done. `grading`: the limits of the
     fresh sandbox. `tools`: a folder of further Python packages for tests.
 
-    Raises GraderFailed (the verifier ran out of time, could not be started, or needed what is not there), SandboxError.
+    Raises GraderFailed (the verifier could not be started, or needed what is not there), SandboxError.
     """
     async with _fresh(source, grading, take, tools) as (sandbox, outside):
-        await _stage(sandbox, tests)
-        if take and tests.stand_ins and not tests.user:
-            await _give(sandbox, take)
-        done = await _run(sandbox, tests)
+        home = f"{RUN}/home" if any(f"{path}/".startswith("/root/") for path in take) else "/root"
+        await _stage(sandbox, tests, home)
+        if take and root() == "root":
+            await _tidy(sandbox, take, give=tests.stand_ins and not tests.user)
+        done = await _run(sandbox, tests, home)
         await sandbox.kill_processes.aio()
         missing = await _read(sandbox, MISSING, 64 << 10)
         if missing:
@@ -99,6 +113,7 @@ async def verify(source: Sandbox | SandboxSpec, grading: SandboxSpec, take: tupl
         results = {path: data for path in tests.results if (data := await _read(sandbox, path, tests.largest_result_bytes)) is not None}
         return Findings(
             exit_code=done.exit_code,
+            timed_out=done.timed_out,
             output=done.stdout,
             results=results,
             sessions=await _sessions(sandbox),
@@ -123,7 +138,7 @@ async def _fresh(
         await sandbox.terminate.aio()
 
 
-async def _stage(sandbox: Sandbox, tests: Tests) -> None:
+async def _stage(sandbox: Sandbox, tests: Tests, home: str) -> None:
     """Tests and empty places for results, whatever the task's image has there."""
     user = root()
     tops = dict.fromkeys(("/tests", "/logs/verifier", RUN))
@@ -138,44 +153,39 @@ async def _stage(sandbox: Sandbox, tests: Tests) -> None:
     for path, (mode, data) in tests.files.items():
         batch.append(wire.entry(path, stat.S_IFREG | mode, data))
     for name in ("uv", "uvx"):
-        batch.append(wire.entry(f"/root/.local/bin/{name}", stat.S_IFREG | 0o755, f'#!/bin/sh\nexec {BIN}/{name} "$@"\n'.encode()))
-    batch.append(wire.entry("/root/.local/bin/env", stat.S_IFREG | 0o644, _UV_ENV))
+        batch.append(wire.entry(f"{home}/.local/bin/{name}", stat.S_IFREG | 0o755, f'#!/bin/sh\nexec {BIN}/{name} "$@"\n'.encode()))
+    batch.append(wire.entry(f"{home}/.local/bin/env", stat.S_IFREG | 0o644, _UV_ENV))
     await sandbox.write_batch(b"".join(batch), user)
 
 
-async def _give(sandbox: Sandbox, take: tuple[str, ...]) -> None:
-    """The agent's files to the tests' user, who otherwise could not do with them what their owner could."""
-    if root() != "root":
-        return
-    owned = f"{TEST_UID}:{TEST_UID}"
+async def _tidy(sandbox: Sandbox, take: tuple[str, ...], *, give: bool) -> None:
+    """Removes from the agent's files what is none: links that lead to tests, results or other processes' views (an expected output would
+    be its own answer), and pipes, on which a verifier would wait. Then gives them to the tests' user, who otherwise could not do with
+    them what their owner could. A system without these tools has no Python either, and then no test runs as another user."""
     paths = [path for path in take if path != "/"]
-    others = ("-xdev", "!", "-user", str(TEST_UID))
+    if "/" in take:
+        barred = {one.split("/")[1] for one in NEVER}
+        paths += [f"/{entry.name}" for entry in await sandbox.list.aio("/", user="root") if entry.name not in barred]
+    script = _TIDY + (_GIVE if give else "")
     try:
-        done = await sandbox.run.aio(
-            "find", *paths, *others, "-exec", "chown", "-h", owned, "{}", "+", user="root", timeout=_HOUSEKEEPING_S
-        )
+        done = await sandbox.run.aio("/bin/sh", "-c", script, "sh", *paths, env={"PATH": PATH}, user="root", timeout=_TIDY_S)
     except ExecFailed:
-        return  # a system without find has no Python either, and then no test runs as another user
+        return
     if done.timed_out:
-        raise GraderFailed(f"the agent's files could not be given to the tests' user within {_HOUSEKEEPING_S:g} s")
+        raise GraderFailed(f"the agent's files could not be made ready within {_TIDY_S:g} s")
 
 
-class _Done(msgspec.Struct, frozen=True):
-    exit_code: int | None
-    stdout: bytes
-
-
-async def _run(sandbox: Sandbox, tests: Tests) -> _Done:
+async def _run(sandbox: Sandbox, tests: Tests, home: str) -> Completed:
     own = sandbox.spec.env.get("PATH", PATH)
     env = {
         "PATH": f"{BIN}:{own}" if tests.stand_ins else own,
         "DEBIAN_FRONTEND": "noninteractive",
         "SANDMILL_TEST_UID": str(TEST_UID),
-        "HOME": "/root",
+        "HOME": home,
         **tests.env,
     }
     try:
-        done = await sandbox.run.aio(
+        return await sandbox.run.aio(
             *tests.command,
             env=env,
             workdir=tests.workdir,
@@ -186,9 +196,6 @@ async def _run(sandbox: Sandbox, tests: Tests) -> _Done:
         )
     except ExecFailed as error:
         raise GraderFailed(f"the verifier {tests.command[0]!r} could not be started: {os.strerror(error.errno or errno.EIO)}") from error
-    if done.timed_out:
-        raise GraderFailed(f"the verifier did not end within {tests.timeout_s:g} s")
-    return _Done(done.exit_code, done.stdout)
 
 
 async def _read(sandbox: Sandbox, path: str, max_bytes: int) -> bytes | None:

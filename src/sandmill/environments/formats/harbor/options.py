@@ -14,7 +14,7 @@ from sandmill.environments.formats.records import record
 from sandmill.environments.verifying.verify import check_take
 from sandmill.errors import ConfigError
 
-_WORDS = {"run": ("execute", "skip"), "network": ("deny", "as-task")}
+_WORDS = {"run": ("execute", "skip"), "network": ("deny", "as-task"), "at_timeout": ("failure", "unsolved")}
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -34,6 +34,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """A folder of Python packages that tests need, as `pip install --target` makes one."""
     leave_out: tuple[str, ...] = ()
     """Ids of tasks that are not used."""
+    at_timeout: str = "failure"
+    """What a verifier that does not end in time means: `failure` no reward; `unsolved` a reward of 0, where programs of the agent's may
+    run for ever and verifiers are known to be quick."""
     pass_at: float = 1.0
     """The reward from which a task counts as solved."""
     verifiers: Annotated[int, Meta(ge=1)] = 2

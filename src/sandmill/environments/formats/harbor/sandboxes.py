@@ -6,6 +6,8 @@ import asyncio
 import posixpath
 import stat
 
+import msgspec
+
 from sandmill.environments.formats.harbor.folder import Files, Folder
 from sandmill.environments.formats.harbor.options import Options
 from sandmill.environments.formats.harbor.tables import Box, Healthcheck
@@ -14,6 +16,7 @@ from sandmill.sandboxes import Egress, Image, Sandbox, SandboxSpec
 from sandmill.sandboxes.backends.native import wire
 
 _MIB = 1 << 20
+_ROOM_BYTES = 256 << 20
 
 
 def agent_spec(folder: Folder, image: Image, options: Options) -> SandboxSpec:
@@ -22,8 +25,10 @@ def agent_spec(folder: Folder, image: Image, options: Options) -> SandboxSpec:
 
 
 def grading_spec(box: Box, image: Image, options: Options, network_mode: str, hosts: tuple[str, ...], timeout_s: float) -> SandboxSpec:
-    """A verifier's sandbox."""
-    return _spec(box, image, _egress(network_mode, hosts, options), timeout_s)
+    """A verifier's sandbox. It holds the agent's files once more beside what the verifier writes, however full the agent left its own."""
+    spec = _spec(box, image, _egress(network_mode, hosts, options), timeout_s)
+    disk_bytes = 2 * spec.disk_bytes + _ROOM_BYTES
+    return msgspec.structs.replace(spec, disk_bytes=disk_bytes, memory_bytes=spec.memory_bytes + disk_bytes)
 
 
 def _spec(box: Box, image: Image, network: Egress, timeout_s: float = 86_400.0) -> SandboxSpec:

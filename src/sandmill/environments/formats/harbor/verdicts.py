@@ -54,6 +54,10 @@ async def verified(
         largest_result_bytes=LARGEST_BYTES,
     )
     findings = await verify(source, grading, take, tests, options.tools)
+    if findings.timed_out and options.at_timeout == "unsolved":
+        return {SCALAR: 0.0}, findings
+    if findings.timed_out:
+        raise GraderFailed(f"the verifier did not end within {verifier.timeout_sec:g} s")
     return _rewards(findings, folder), findings
 
 

@@ -54,6 +54,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     cpu: Annotated[float, Meta(gt=0)] = 1.0
     timeout_s: Annotated[float, Meta(gt=0)] = 1800.0
     """Of one evaluation."""
+    at_timeout: str = "unsolved"
+    """What an evaluation that does not end in time means: `unsolved` as in the benchmark, or `failure`: no reward."""
     leave_out: tuple[str, ...] = ()
     """Ids of rows that are not used."""
     verifiers: Annotated[int, Meta(ge=1)] = 2
@@ -70,6 +72,8 @@ class SweBenchEnvironment:
 
     def __init__(self, place: str, section: EnvironmentSection) -> None:
         self.options = record(section.options, Options, "options")
+        if self.options.at_timeout not in ("unsolved", "failure"):
+            raise ConfigError(f"it is unsolved or failure, not {self.options.at_timeout[:60]!r}", field="options.at_timeout")
         self._section = section
         path = Path(place).expanduser()
         self._rows = {row.instance_id: row for row in read_rows(path) if row.instance_id not in self.options.leave_out}
@@ -149,6 +153,10 @@ class SweBenchEnvironment:
             return _unresolved(applied=False)
         evaluation = await self._evaluation(row)
         findings = await self._evaluated(task, row, evaluation, patch)
+        if findings.timed_out and self.options.at_timeout == "failure":
+            raise GraderFailed(f"the evaluation of {row.instance_id} did not end within {self.options.timeout_s:g} s")
+        if findings.timed_out:
+            return _unresolved(applied=True)
         if patches.UNAPPLIED in findings.results:
             return _unresolved(applied=False)
         if START not in findings.output:

@@ -14,7 +14,7 @@ ALLOWED: Final = "/tests/allowed"
 EVALUATION: Final = "/tests/eval.sh"
 CONFIGURATION: Final = (
     *("conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", "tox.ini", "setup.cfg", "pyproject.toml"),
-    *("sitecustomize.py", "usercustomize.py", "*.pth"),
+    *("sitecustomize.py", "usercustomize.py", "*.pth", "*.egg-info/*", "*.dist-info/*", "*.egg-link"),
 )
 """Files that can say what tests come to without any fix: a patch's changes of them count only where the reference patch has some too."""
 _NAMED: Final = re.compile(rb"^(?:\+\+\+ b/|--- a/|rename to |rename from )([^\t\n\r]+)", re.MULTILINE)
@@ -49,7 +49,7 @@ if [ -z "$applied" ]; then echo no > UNAPPLIED; exit 0; fi
 echo "patch: $applied"
 { git diff -z --name-only --no-renames HEAD; git ls-files -z --others | sort -z | comm -z -13 /tests/before -; } |
 while IFS= read -r -d '' path; do
-    case "${path##*/}" in
+    case "$path" in
     CONFIGURATION)
         grep -qxzF -- "$path" ALLOWED && continue
         echo "taken back: configuration of tests"
@@ -66,7 +66,7 @@ exec /bin/bash EVALUATION
 def script() -> bytes:
     """What applies the patch by the four ways of the field, takes back configuration of tests, and runs the evaluation."""
     words = {"PATCH": PATCH, "UNAPPLIED": UNAPPLIED, "ALLOWED": ALLOWED, "RECORDS": RECORDS, "PLUGIN": PLUGIN, "EVALUATION": EVALUATION}
-    text = _SCRIPT.replace("CONFIGURATION", " | ".join(CONFIGURATION))
+    text = _SCRIPT.replace("CONFIGURATION", " | ".join(f"{one} | */{one}" for one in CONFIGURATION))
     return re.sub("|".join(words), lambda match: words[match[0]], text).encode()
 
 

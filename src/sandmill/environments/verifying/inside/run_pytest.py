@@ -25,19 +25,6 @@ LAST_S = 2.0
 """For what is still in the pipe when the tests' process has ended."""
 REPORTS = ("--junitxml", "--junit-xml")
 
-MAIN = """
-import sys
-sys.path[:] = [one for one in sys.path if one]
-sys.path.insert(0, {site!r})
-if {module}:
-    sys.path.append({cwd!r})
-import pytest
-sys.path.insert(0, {here!r})
-import sandmill_record
-del sys.path[0]
-sys.exit(pytest.main(sys.argv[1:], plugins=[sandmill_record]))
-"""
-
 
 def main(argv: list[str]) -> int:
     """Runs one session; its exit code."""
@@ -125,11 +112,13 @@ def start(argv: list[str], scratch: str, uid: int, module: bool, writer: int) ->
         os.setgroups([])
         os.setgid(uid)
         os.setuid(uid)
-    variables = dict(os.environ, SANDMILL_RECORD=str(writer), TMPDIR=os.environ.get("TMPDIR", "/tmp"), PYTHONDONTWRITEBYTECODE="1")
-    variables["HOME"] = scratch
+    variables = dict(os.environ, SANDMILL_RECORD=str(writer), HOME=scratch, PYTHONDONTWRITEBYTECODE="1")
     variables["PATH"] = os.pathsep.join(one for one in variables.get("PATH", "").split(os.pathsep) if not one.startswith(HOME))
-    program = MAIN.format(site=os.path.join(HOME, "site"), module=module, cwd=os.getcwd(), here=os.path.dirname(os.path.abspath(__file__)))
-    os.execve(sys.executable, [sys.executable, "-s", "-c", program, "-p", "no:cacheprovider", *argv], variables)
+    folders = ([os.getcwd()] if module else []) + variables.get("PYTHONPATH", "").split(os.pathsep)
+    program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "tests_main.py")
+    # -E: the variables are for the programs that tests start, and would have Python run a sitecustomize.py from there.
+    command = [sys.executable, "-E", "-s", program, os.path.join(HOME, "site"), os.pathsep.join(folders)]
+    os.execve(sys.executable, [*command, "-o", f"cache_dir={scratch}/cache", *argv], variables)
 
 
 def end_all(uid: int) -> None:

@@ -144,7 +144,7 @@ def start(command: list[str]) -> int:
     name, args = command[0], command[1:]
     base = os.path.basename(name)
     if base in ("pytest", "py.test"):
-        os.execv(sys.executable, [sys.executable, "-s", os.path.join(HERE, "run_pytest.py"), *args])
+        os.execv(sys.executable, [sys.executable, "-I", os.path.join(HERE, "run_pytest.py"), *args])
     if name.endswith(".py"):
         name, args = "python3", [name, *args]
     elif re.match(r"python[0-9.]*$", base):
