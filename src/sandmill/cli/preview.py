@@ -105,10 +105,12 @@ def _plan(manifest: Manifest, seconds: float) -> Plan:
 
 def _evaluation_tasks(manifest: Manifest, reasons: list[Reason]) -> int | None:
     from sandmill.environments import registry
+    from sandmill.environments.check import refuse_failing
 
     spec = manifest.spec
     try:
         environment = registry.get(spec.environment.name, spec.environment)
+        refuse_failing(environment)
     except SandmillError as error:
         reasons.append(Reason(code=type(error).__name__, message=str(error)))
         return None

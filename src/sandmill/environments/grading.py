@@ -14,6 +14,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from sandmill.environments.environment import Artifacts, Environment
+from sandmill.environments.handover import GradesSandboxes
 from sandmill.environments.health import GraderHealth
 from sandmill.environments.task import Boundary, InfrastructureFailure, Submission, Task, Verdict
 from sandmill.environments.verdicts import reason_of, sound_verdict, with_limit
@@ -51,13 +52,16 @@ async def grade_episode(
     """
     called = False
     try:
-        collected = await _collected(environment, task, sandbox, timeout_s)
+        if isinstance(environment, GradesSandboxes):
+            collected = await _emptied(sandbox)
+        else:
+            collected = await _collected(environment, task, sandbox, timeout_s)
         if isinstance(collected, InfrastructureFailure):
             verdict: Verdict = collected
         else:
             async with _turn(environment):
                 called = True
-                returned = await _bounded(environment.grade(task, submission, collected), timeout_s, "the grader")
+                returned = await _graded(environment, task, submission, sandbox, collected, timeout_s)
             verdict = with_limit(sound_verdict(returned), submission)
     except IsolationUnavailable:
         raise
@@ -66,6 +70,24 @@ async def grade_episode(
     if health is not None:
         health.record(verdict, called=called)
     return verdict
+
+
+async def _graded(
+    environment: Environment, task: Task, submission: Submission, sandbox: Sandbox | None, artifacts: Artifacts, timeout_s: float
+) -> Verdict:
+    if isinstance(environment, GradesSandboxes):
+        return await _bounded(environment.grade_sandbox(task, submission, sandbox), environment.grading_timeout_s(task), "the grader")
+    return await _bounded(environment.grade(task, submission, artifacts), timeout_s, "the grader")
+
+
+async def _emptied(sandbox: Sandbox | None) -> Artifacts | InfrastructureFailure:
+    """No process of the agent lives any more, and nothing is read out; or its sandbox is lost."""
+    try:
+        if sandbox is not None:
+            await _killed(sandbox)
+    except SandboxGone as error:
+        return InfrastructureFailure(boundary=Boundary.SANDBOX_LOST, reason=reason_of(error), retryable=True)
+    return {}
 
 
 async def _collected(environment: Environment, task: Task, sandbox: Sandbox | None, timeout_s: float) -> Artifacts | InfrastructureFailure:

@@ -1,7 +1,8 @@
 """A reference and a manifest section in, an `Environment` out.
 
-References: `name@version` for a built-in one, or the user's own as `path/to/file.py:object` or `package.module:object`, where the
-object is an environment or is called with the section to make one. What is wrong is found here, before a run starts.
+References: `name@version` for a built-in one, `harbor:PATH` or `swebench:PATH` for task sets that are files, or the user's own as
+`path/to/file.py:object` or `package.module:object`, where the object is an environment or is called with the section to make one. What is
+wrong is found here, before a run starts.
 """
 
 from __future__ import annotations
@@ -36,6 +37,27 @@ BUILTIN: Mapping[str, Callable[[EnvironmentSection], Environment]] = {"shell@1.0
 """Reference -> factory."""
 
 
+def _harbor(place: str, section: EnvironmentSection) -> Environment:
+    from sandmill.environments.formats.harbor import HarborEnvironment
+
+    return HarborEnvironment(place, section)
+
+
+def _swebench(place: str, section: EnvironmentSection) -> Environment:
+    from sandmill.environments.formats.swebench import SweBenchEnvironment
+
+    return SweBenchEnvironment(place, section)
+
+
+FORMATS: Mapping[str, Callable[[str, EnvironmentSection], Environment]] = {"harbor": _harbor, "swebench": _swebench}
+"""`format:PATH` -> factory, for task sets that are files. They grade in sandboxes of their own."""
+
+
+def _format(reference: str) -> str | None:
+    prefix, colon, place = reference.partition(":")
+    return prefix if colon and place and prefix in FORMATS else None
+
+
 def get(reference: str, section: EnvironmentSection | None = None) -> Environment:
     """The environment that `reference` names, made from `section` (defaults where None), checked and safe to grade with.
 
@@ -46,7 +68,7 @@ def get(reference: str, section: EnvironmentSection | None = None) -> Environmen
     section = section if section is not None else EnvironmentSection(name=reference)
     environment = load(reference, section)
     check_splits(environment.splits, f"{environment.name}@{environment.version}")
-    if reference in BUILTIN:
+    if reference in BUILTIN or _format(reference):
         return environment
     from sandmill.environments.isolation import isolated
 
@@ -55,6 +77,8 @@ def get(reference: str, section: EnvironmentSection | None = None) -> Environmen
 
 def load(reference: str, section: EnvironmentSection) -> Environment:
     """As `get`, without the check of its tasks and with its grader in this process."""
+    if (prefix := _format(reference)) is not None:
+        return FORMATS[prefix](reference.partition(":")[2], section)
     if ":" in reference:
         return _own(reference, section)
     if reference in BUILTIN:

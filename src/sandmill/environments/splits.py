@@ -6,6 +6,7 @@ import hashlib
 import random
 from collections.abc import Mapping, Sequence
 
+from sandmill.config.manifest import EnvironmentSection
 from sandmill.environments.task import Task
 from sandmill.errors import ConfigError
 
@@ -52,6 +53,19 @@ def split_tasks(tasks: Sequence[Task], sizes: Mapping[str, int], seed: int) -> d
         splits[name] = tuple(sorted(by_identity[identity], key=lambda task: task.id)[0] for identity in order[start : start + size])
         start += size
     return splits
+
+
+def draw(tasks: Sequence[Task], section: EnvironmentSection) -> dict[str, tuple[Task, ...]]:
+    """`train` and `heldout` of a pool that is as large as it is. Where the section says nothing of sizes, two thirds are for training.
+
+    Raises ConfigError when it asks for more than there are.
+    """
+    count = len({task.identity for task in tasks})
+    sizes = {"train": section.train_tasks, "heldout": section.held_out_tasks}
+    unsaid = EnvironmentSection(name=section.name)
+    if sum(sizes.values()) > count and (section.train_tasks, section.held_out_tasks) == (unsaid.train_tasks, unsaid.held_out_tasks):
+        sizes = {"train": count - count // 3, "heldout": count // 3}
+    return split_tasks(tasks, sizes, section.seed)
 
 
 def check_splits(splits: Mapping[str, Sequence[Task]], environment: str) -> None:

@@ -12,11 +12,12 @@ import difflib
 import errno
 import json
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 
 import msgspec
 
 from sandmill.environments.grading import grade_episode
+from sandmill.environments.handover import ChoosesSandboxes, GoesOn
 from sandmill.environments.interaction import Interaction, Reaction, interactive, offer_of
 from sandmill.environments.task import (
     Boundary,
@@ -32,7 +33,7 @@ from sandmill.environments.task import (
 )
 from sandmill.environments.tools import BASH
 from sandmill.environments.verdicts import reason_of
-from sandmill.errors import ContextFull, ExecFailed, IsolationUnavailable, SandboxError, SandboxGone
+from sandmill.errors import ContextFull, ExecFailed, GraderFailed, IsolationUnavailable, SandboxError, SandboxGone
 from sandmill.models.chat import Answer, Call, Malformed, Observation
 from sandmill.models.model import Sampling, Session, StopReason
 from sandmill.rollouts.arena import Arena
@@ -74,6 +75,8 @@ def _boundary(where: Boundary) -> Iterator[None]:
         raise _Broken(InfrastructureFailure(boundary=Boundary.SANDBOX_LOST, reason=str(error), retryable=True)) from error
     except SandboxError as error:
         raise _Broken(InfrastructureFailure(boundary=where, reason=str(error), retryable=True)) from error
+    except GraderFailed as error:
+        raise _Broken(InfrastructureFailure(boundary=Boundary.GRADER, reason=str(error), retryable=False)) from error
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
@@ -194,7 +197,21 @@ class _Attempt:
             if reaction is not None and not reaction.over:
                 return self._cut(reaction)
         self.answer = action.text
-        return None
+        return await self._next_step()
+
+    async def _next_step(self) -> Reaction | None:
+        """After an answer: a further step's instruction, or None when the episode is over. Checking a step is grading."""
+        environment = self.arena.environment
+        if not isinstance(environment, GoesOn):
+            return None
+        sandbox = await self._ready_sandbox()
+        submission = Submission(answer=self.answer, commands=tuple(self.commands), messages=tuple(self.messages))
+        with self.timeline.span(Stage.GRADING), _boundary(Boundary.GRADER):
+            message = await environment.next_message(self.task, submission, sandbox)
+        if message is None:
+            return None
+        self.answer = None
+        return Reaction(text=message)
 
     async def _call(self, action: Call) -> Reaction:
         tool = self.offer.tool(action.tool)
@@ -261,10 +278,16 @@ class _Attempt:
         if self.sandbox is None:
             with self.timeline.span(Stage.SANDBOX):
                 with _boundary(Boundary.SANDBOX_CREATE):
-                    self.sandbox = await self.arena.sandboxes.take(self.arena.environment.files(self.task))
+                    self.sandbox = await self._take(self.arena.environment.files(self.task))
                 with _boundary(Boundary.SETUP):
                     await self.arena.environment.prepare(self.task, self.sandbox)
         return self.sandbox
+
+    async def _take(self, files: Mapping[str, bytes]) -> Sandbox:
+        environment = self.arena.environment
+        if not isinstance(environment, ChoosesSandboxes):
+            return await self.arena.sandboxes.take(files)
+        return await self.arena.sandboxes.take(files, await environment.sandbox_for(self.task))
 
     async def judge(self) -> Verdict:
         """The verdict on what the agent left, after its processes are dead."""

@@ -11,7 +11,7 @@ import contextlib
 import errno
 import logging
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Self, cast
 
 from sandmill.errors import ExecFailed, ImageError, SandboxError, SandboxGone
@@ -20,6 +20,7 @@ from sandmill.sandboxes.backends.native.agent import Agent
 from sandmill.sandboxes.dual import dual, in_thread
 from sandmill.sandboxes.images import HOST, Image, Use, settle, store
 from sandmill.sandboxes.images.merging import merged
+from sandmill.sandboxes.images.parts import take
 from sandmill.sandboxes.images.store import KEPT
 from sandmill.sandboxes.images.written import digest, seal
 from sandmill.sandboxes.lifetime import Lifetime
@@ -108,6 +109,23 @@ class Preserving(abc.ABC):
         finally:
             await in_thread(use.release)
         return made
+
+    @dual
+    async def fork_parts(
+        self, spec: SandboxSpec, paths: Sequence[str], *, never: Sequence[str] = (), top: str | None = None
+    ) -> tuple[Sandbox, tuple[str, ...]]:
+        """A new sandbox of limits `spec` that starts as this one did, with only what was written below `paths` since (see images/parts.py);
+        and the names of what else was written. `top`: a layer of the store that lies above all. It lives on itself. Raises what
+        `Sandbox.create` raises.
+        """
+        image, use = await self._seal(self._live())
+        try:
+            parts = await in_thread(lambda: take(image, self._image, paths, never, store(), top), lambda made: made.use.release())
+        except OSError as error:
+            raise ImageError(f"the files of sandbox {self.name} could not be taken over: {error.strerror}") from error
+        finally:
+            await in_thread(use.release)
+        return await self._sibling(settle(spec, parts.image), parts.image, parts.use, None), parts.left
 
     @dual
     async def freeze(self) -> None:

@@ -18,8 +18,10 @@ import msgspec
 from sandmill.config.manifest import Manifest, Spec
 from sandmill.config.quantities import parse_bytes, parse_duration
 from sandmill.environments import registry
+from sandmill.environments.check import refuse_failing
 from sandmill.environments.environment import Environment
 from sandmill.environments.grading import GraderHealth
+from sandmill.environments.handover import ChoosesSandboxes
 from sandmill.environments.interaction import offer_of
 from sandmill.environments.mcp.equipped import equipped
 from sandmill.errors import ConfigError
@@ -58,6 +60,7 @@ def resolve_environment(spec: Spec) -> Environment:
         if split not in environment.splits:
             known = ", ".join(environment.splits)
             raise ConfigError(f"{spec.environment.name} has no split {split!r}; it has {known}", field="spec.evaluation.splits")
+    refuse_failing(environment)
     return on_loop(equipped(environment, spec.tools.mcp))
 
 
@@ -136,11 +139,12 @@ async def _arena(spec: Spec, environment: Environment, engine: TorchEngine, dial
         retries=spec.grading.retries,
     )
     capacity = spec.resources.max_sandboxes
+    ready = 0 if isinstance(environment, ChoosesSandboxes) else capacity
     return Arena(
         environment=environment,
         model=engine,
         dialogue=dialogue,
-        sandboxes=SandboxSource(sandbox, capacity=capacity, ready=capacity),
+        sandboxes=SandboxSource(sandbox, capacity=capacity, ready=ready),
         limits=limits,
         max_in_flight=spec.resources.max_in_flight,
         seed=spec.parameters.seed,

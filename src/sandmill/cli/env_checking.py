@@ -1,0 +1,86 @@
+"""The body of `sandmill env check`. In: an environment's reference or a manifest. Out: a line per task, the record, an exit code."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from sandmill.config.document import Node, parse_value
+from sandmill.config.load import load_manifest
+from sandmill.config.manifest import EnvironmentSection
+from sandmill.environments import registry
+from sandmill.environments.check import Checked, CheckRecord, Status, all_tasks, check
+from sandmill.environments.environment import Environment
+from sandmill.errors import ConfigError
+from sandmill.reports.inert import inert
+from sandmill.sandboxes.dual import block_on
+
+FAILED: Final = 3
+"""The exit code when a task is not sound."""
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """A command line."""
+
+    target: str
+    tasks: tuple[str, ...] = ()
+    times: int = 1
+    cheats: bool = True
+    options: tuple[str, ...] = ()
+
+
+def run(asked: Asked, *, as_json: bool) -> int:
+    """Checks and prints; the exit code is 3 when a task failed. Raises ConfigError, EnvironmentFailed, SandboxError."""
+    section = _section(asked)
+    environment = registry.get(section.name, section)
+    tasks = all_tasks(environment, asked.tasks)
+    record = block_on(_check(environment, asked, [task.id for task in tasks], quiet=as_json))
+    done = [record.tasks[task.id] for task in tasks]
+    if as_json:
+        sys.stdout.write(json.dumps(msgspec.to_builtins(msgspec.structs.replace(record, tasks={one.task: one for one in done}))) + "\n")
+    else:
+        sound = sum(one.status is Status.SOUND for one in done)
+        sys.stdout.write(f"{sound} of {len(done)} sound on {record.architecture}\n")
+    return FAILED if any(one.status not in (Status.SOUND, Status.UNKNOWN) for one in done) else 0
+
+
+async def _check(environment: Environment, asked: Asked, ids: list[str], *, quiet: bool) -> CheckRecord:
+    report = None if quiet else _print
+    return await check(environment, all_tasks(environment, ids), times=asked.times, cheats=asked.cheats, report=report)
+
+
+def _print(found: Checked) -> None:
+    passed = [trial for trial in found.trials if trial.passed]
+    rest = f": {inert(found.reason, limit=600)}" if found.reason else f" ({len(passed)} of {len(found.trials)} trials passed)"
+    print(f"{inert(found.task)}  {found.status.value}{rest}", flush=True)
+
+
+def _section(asked: Asked) -> EnvironmentSection:
+    """The environment's section: of a manifest, or of the reference and the options given. Raises ConfigError."""
+    options = dict(_option(text) for text in asked.options)
+    if asked.target.endswith((".yaml", ".yml")) and Path(asked.target).is_file():
+        section = load_manifest(Path(asked.target)).spec.environment
+        return msgspec.structs.replace(section, options={**section.options, **options})
+    return EnvironmentSection(name=asked.target, options=options)
+
+
+def _option(text: str) -> tuple[str, str | int | float | bool | list[str]]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise ConfigError(f"it takes KEY=VALUE, not {text[:80]!r}", field="--option")
+    found = parse_value(value, "--option").value
+    if isinstance(found, list):
+        return key, [_word(node) for node in found]
+    if found is None or isinstance(found, dict):
+        raise ConfigError(f"{key} takes a value or a list such as [a, b], not {value[:80]!r}", field="--option")
+    return key, found
+
+
+def _word(node: Node) -> str:
+    if not isinstance(node.value, str):
+        return node.text
+    return node.value

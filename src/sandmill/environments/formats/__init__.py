@@ -1,0 +1,1 @@
+"""Task sets in the formats of other projects, read as they are."""

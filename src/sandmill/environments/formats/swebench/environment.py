@@ -1,0 +1,266 @@
+"""`swebench:FILE`: rows of SWE-bench as an environment. In: rows, images, the `swebench` package. Out: tasks, sandboxes, verdicts.
+
+The agent edits /testbed. What it leaves is taken as a patch, applied to a fresh copy of the image, and evaluated there as the benchmark
+does; the reward is 1 when the issue is resolved, else 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import shlex
+from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from sandmill.config.manifest import EnvironmentSection
+from sandmill.environments.environment import Artifacts
+from sandmill.environments.formats.records import record
+from sandmill.environments.formats.swebench import patches
+from sandmill.environments.formats.swebench.resolution import confirmed, contradicted, resolve
+from sandmill.environments.formats.swebench.rows import Row, read_rows
+from sandmill.environments.formats.swebench.worker import Evaluation, Worker
+from sandmill.environments.handover import Cheat
+from sandmill.environments.splits import draw
+from sandmill.environments.task import Graded, Submission, Task, Verdict
+from sandmill.environments.verifying.cheats import CHEATS, cheat
+from sandmill.environments.verifying.verify import Findings, Tests, verify
+from sandmill.errors import ConfigError, EnvironmentFailed, GraderFailed
+from sandmill.sandboxes import Sandbox, SandboxSpec
+from sandmill.sandboxes.backends.native import wire
+
+TESTBED: Final = "/testbed"
+START: Final = b">>>>> Start Test Output"
+_SETUP_S: Final = 180.0
+_LARGEST_LOG_BYTES: Final = 32 << 20
+_GIT_S: Final = 120.0
+_APPLY: Final = "cd /testbed && git apply --verbose - || patch --batch --fuzz=5 -p1"
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How rows are used here."""
+
+    package: str
+    """The folder that `pip install --target FOLDER --no-deps swebench unidiff` made: it reads logs and, of 4.x rows, makes evaluations."""
+    image: str = ""
+    """An image's name for rows that carry none, with {instance_id} in it. Empty: the benchmark's own name for it."""
+    memory: str = "4Gi"
+    disk: str = "4Gi"
+    cpu: Annotated[float, Meta(gt=0)] = 1.0
+    timeout_s: Annotated[float, Meta(gt=0)] = 1800.0
+    """Of one evaluation."""
+    at_timeout: str = "unsolved"
+    """What an evaluation that does not end in time means: `unsolved` as in the benchmark, or `failure`: no reward."""
+    leave_out: tuple[str, ...] = ()
+    """Ids of rows that are not used."""
+    verifiers: Annotated[int, Meta(ge=1)] = 2
+    """How many may be evaluated at once."""
+    allow_failing: bool = False
+    """Trains also on tasks that failed `sandmill env check`."""
+
+
+class SweBenchEnvironment:
+    """See the module. `place`: a .jsonl, .json or .parquet file of rows."""
+
+    version = "1.0.0"
+    sandbox = SandboxSpec()
+
+    def __init__(self, place: str, section: EnvironmentSection) -> None:
+        self.options = record(section.options, Options, "options")
+        if self.options.at_timeout not in ("unsolved", "failure"):
+            raise ConfigError(f"it is unsolved or failure, not {self.options.at_timeout[:60]!r}", field="options.at_timeout")
+        self._section = section
+        path = Path(place).expanduser()
+        self._rows = {row.instance_id: row for row in read_rows(path) if row.instance_id not in self.options.leave_out}
+        if not self._rows:
+            raise ConfigError("option leave_out leaves no row", field="options.leave_out")
+        self.name = f"swebench:{path.name}"
+        self._worker = Worker(Path(self.options.package).expanduser())
+        self._evaluations: dict[str, Evaluation] = {}
+        self._turns: asyncio.Semaphore | None = None
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 over every row and the options that decide grading."""
+        whole = hashlib.sha256(f"swebench 1 {self.options}".encode())
+        for row in self._rows.values():
+            whole.update(msgspec.msgpack.encode(row))
+        return whole.hexdigest()
+
+    @property
+    def allow_failing(self) -> bool:
+        """Whether tasks that failed their check may be trained on."""
+        return self.options.allow_failing
+
+    @cached_property
+    def tasks(self) -> tuple[Task, ...]:
+        """All of them, in the file's order."""
+        return tuple(self._task(row) for row in self._rows.values())
+
+    @cached_property
+    def splits(self) -> Mapping[str, Sequence[Task]]:
+        """`train` and `heldout`, drawn by the section's seed."""
+        return draw(self.tasks, self._section)
+
+    def _task(self, row: Row) -> Task:
+        return Task(
+            id=row.instance_id, prompt=row.problem_statement, identity=row.instance_id, metadata={"repo": row.repo, "version": row.version}
+        )
+
+    def files(self, task: Task) -> Mapping[str, bytes]:
+        """None: they are in the image."""
+        return {}
+
+    async def sandbox_for(self, task: Task) -> SandboxSpec:
+        """The row's image, with its repository as workdir."""
+        row, options = self._rows[task.id], self.options
+        return SandboxSpec.of(
+            cpu=options.cpu, memory=options.memory, disk=options.disk, workdir=TESTBED, image=row.image or image_name(row, options.image)
+        )
+
+    async def prepare(self, task: Task, sandbox: Sandbox) -> None:
+        """Nothing."""
+
+    async def collect(self, task: Task, sandbox: Sandbox) -> Artifacts:
+        """Nothing: see `grade_sandbox`."""
+        return {}
+
+    async def grade(self, task: Task, submission: Submission, artifacts: Artifacts) -> Verdict:
+        """Cannot be done without the agent's sandbox. Raises GraderFailed."""
+        raise GraderFailed("SWE-bench rows are graded by what the agent left in its sandbox")
+
+    def grading_timeout_s(self, task: Task) -> float:
+        """One evaluation, and what it takes to get there."""
+        return self.options.timeout_s + _SETUP_S
+
+    @contextlib.asynccontextmanager
+    async def grading_turn(self) -> AsyncIterator[None]:
+        """At most option `verifiers` at once."""
+        self._turns = self._turns or asyncio.Semaphore(self.options.verifiers)
+        async with self._turns:
+            yield
+
+    async def grade_sandbox(self, task: Task, submission: Submission, sandbox: Sandbox | None) -> Verdict:
+        """Whether the agent's patch resolves the issue. A patch that does not apply, or a repository that the agent broke, does not."""
+        row = self._rows[task.id]
+        patch = b"" if sandbox is None else await _patch(sandbox, row.base_commit)
+        if patch is None or patches.reaches_git(patch):
+            return _unresolved(applied=False)
+        evaluation = await self._evaluation(row)
+        findings = await self._evaluated(task, row, evaluation, patch)
+        if findings.timed_out and self.options.at_timeout == "failure":
+            raise GraderFailed(f"the evaluation of {row.instance_id} did not end within {self.options.timeout_s:g} s")
+        if findings.timed_out:
+            return _unresolved(applied=True)
+        if patches.UNAPPLIED in findings.results:
+            return _unresolved(applied=False)
+        if START not in findings.output:
+            raise GraderFailed(f"the evaluation of {row.instance_id} never came to its tests: {_end(findings.output)}")
+        status = await self._worker.parse(row, evaluation, findings.output)
+        fail_only = evaluation.eval_type == "fail_only"
+        if contradicted(findings.output.decode("utf-8", "replace"), status, fail_only=fail_only):
+            return _unresolved(applied=True)
+        found = resolve(
+            confirmed(status, findings.sessions, pytest="pytest" in evaluation.eval_script),
+            row.fail_to_pass,
+            row.pass_to_pass,
+            fail_only=fail_only,
+        )
+        parts = {"fail_to_pass": found.fail_to_pass, "pass_to_pass": found.pass_to_pass, "applied": 1.0}
+        return Graded(reward=float(found.resolved), passed=found.resolved, parts=parts)
+
+    async def _evaluation(self, row: Row) -> Evaluation:
+        if row.instance_id not in self._evaluations:
+            if row.eval_script:
+                made = Evaluation(eval_script=row.eval_script, log_parser=row.log_parser, eval_type=row.eval_type)
+            else:
+                made = await self._worker.describe(row)
+            self._evaluations[row.instance_id] = made
+        return self._evaluations[row.instance_id]
+
+    async def _evaluated(self, task: Task, row: Row, evaluation: Evaluation, patch: bytes) -> Findings:
+        spec = await self.sandbox_for(task)
+        limit_s = self.options.timeout_s + _SETUP_S
+        spec = msgspec.structs.replace(spec, timeout_s=limit_s, idle_timeout_s=limit_s)
+        files = {
+            patches.PATCH: (0o644, patch),
+            patches.ALLOWED: (0o644, patches.allowed(_bytes(row.patch))),
+            patches.EVALUATION: (0o755, _bytes(evaluation.eval_script)),
+            "/tests/run.sh": (0o755, patches.script()),
+        }
+        tests = Tests(
+            files=files,
+            command=("/bin/bash", "/tests/run.sh"),
+            timeout_s=self.options.timeout_s,
+            env={"PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_RETRIES": "0"},
+            results=(patches.UNAPPLIED,),
+            largest_output_bytes=_LARGEST_LOG_BYTES,
+            stand_ins=False,
+        )
+        return await verify(spec, spec, (), tests)
+
+    def has_solution(self, task: Task) -> bool:
+        """Every row has its reference patch."""
+        return True
+
+    async def solve(self, task: Task, sandbox: Sandbox) -> None:
+        """Applies the reference patch. Raises EnvironmentFailed."""
+        patch = _bytes(self._rows[task.id].patch)
+        await sandbox.write_batch(wire.entry("/tmp/reference.diff", 0o100644, patch), "user")
+        done = await sandbox.run.aio("bash", "-c", f"{_APPLY} < /tmp/reference.diff", timeout=_GIT_S, merge_stderr=True)
+        if done.exit_code != 0:
+            raise EnvironmentFailed(f"the reference patch of {task.id} does not apply: {_end(done.stdout)}")
+
+    def cheats(self, task: Task) -> tuple[Cheat, ...]:
+        """The general ones, and results printed by the code under test."""
+        row = self._rows[task.id]
+        lines = "".join(f"PASSED {test}\n" for test in (*row.fail_to_pass, *row.pass_to_pass))
+        body = "import contextlib, os\nfor number in range(1, 64):\n    with contextlib.suppress(OSError):\n"
+        body += f"        os.write(number, {lines!r}.encode())\nos._exit(0)\n"
+        printed = "".join(f"printf %s {shlex.quote(body)} > {shlex.quote(path)}\n" for path in _sources(row))
+        return (*CHEATS, cheat("results printed by the program", printed))
+
+    def outside(self, task: Task) -> tuple[str, ...]:
+        """Nothing but a patch is taken over."""
+        return ()
+
+
+def image_name(row: Row, template: str) -> str:
+    """The image of a row that names none."""
+    if template:
+        return template.replace("{instance_id}", row.instance_id)
+    return f"swebench/sweb.eval.x86_64.{row.instance_id.replace('__', '_1776_')}:latest"
+
+
+def _sources(row: Row) -> list[str]:
+    """Python files that the reference patch changes."""
+    lines = row.patch.split("\n")
+    return [
+        f"{TESTBED}/{line.removeprefix('+++ b/').strip()}" for line in lines if line.startswith("+++ b/") and line.strip().endswith(".py")
+    ]
+
+
+async def _patch(sandbox: Sandbox, commit: str) -> bytes | None:
+    """What the agent changed since `commit`, as bytes; None when its repository cannot say."""
+    done = await sandbox.run.aio(
+        "bash", "-c", patches.DIFF + shlex.quote(commit), user="user", workdir="/", timeout=_GIT_S, max_output=patches.LARGEST_PATCH_BYTES
+    )
+    return None if done.timed_out or done.exit_code != 0 or len(done.stdout) >= patches.LARGEST_PATCH_BYTES else done.stdout
+
+
+def _unresolved(*, applied: bool) -> Graded:
+    return Graded(reward=0.0, passed=False, parts={"fail_to_pass": 0.0, "pass_to_pass": 0.0, "applied": float(applied)})
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _end(output: bytes) -> str:
+    text = output.decode("utf-8", "replace")[-400:]
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split()) or "it wrote nothing"

@@ -1,0 +1,83 @@
+"""What an environment may offer besides, for tasks that are folders of a machine rather than questions.
+
+In: a task, and the agent's sandbox as its processes left it. Out: what that sandbox should be, the next thing to say, a verdict.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+import msgspec
+
+from sandmill.environments.environment import Environment
+from sandmill.environments.task import Submission, Task, Verdict
+from sandmill.sandboxes import Sandbox, SandboxSpec
+
+
+@runtime_checkable
+class ChoosesSandboxes(Protocol):
+    """Tasks with sandboxes of their own: an image each, their own limits."""
+
+    async def sandbox_for(self, task: Task) -> SandboxSpec:
+        """The sandbox of one task's episodes, its image built if need be. Raises SandboxError."""
+        ...
+
+
+@runtime_checkable
+class GradesSandboxes(Protocol):
+    """Grades what the agent left in its sandbox instead of bytes out of it. `collect` and `grade` are not called then."""
+
+    def grading_timeout_s(self, task: Task) -> float:
+        """How long `grade_sandbox` may take."""
+        ...
+
+    async def grade_sandbox(self, task: Task, submission: Submission, sandbox: Sandbox | None) -> Verdict:
+        """The verdict on the files in `sandbox`, in which no process runs any more; None: the agent never ran a command, so they are as
+        the task began. Whatever it runs of them, it runs elsewhere. Raises as `Environment.grade`."""
+        ...
+
+
+@runtime_checkable
+class GoesOn(Protocol):
+    """Tasks of several steps, one after the other in the same sandbox."""
+
+    async def next_message(self, task: Task, submission: Submission, sandbox: Sandbox) -> str | None:
+        """After an answer: what to say next, the sandbox made ready for it; None when that was the last step. Raises SandboxError,
+        GraderFailed."""
+        ...
+
+
+class Cheat(msgspec.Struct, frozen=True, kw_only=True):
+    """An attempt at a reward without the work: `script` runs in the agent's sandbox as the agent."""
+
+    name: str
+    script: str
+
+
+@runtime_checkable
+class Rehearsed(Protocol):
+    """Tasks that come with a reference solution, and cheats to try on them."""
+
+    async def solve(self, task: Task, sandbox: Sandbox) -> None:
+        """Carries out the reference solution in the agent's sandbox (of the present step). Raises EnvironmentFailed, SandboxError."""
+        ...
+
+    def has_solution(self, task: Task) -> bool:
+        """Whether there is one."""
+        ...
+
+    def cheats(self, task: Task) -> tuple[Cheat, ...]:
+        """Cheats that are worth trying on it."""
+        ...
+
+    def outside(self, task: Task) -> tuple[str, ...]:
+        """What the last graded sandbox of this task had changed outside what is taken over for grading."""
+        ...
+
+
+async def sandbox_for(environment: Environment, task: Task) -> SandboxSpec:
+    """The sandbox of one task's episodes: the task's own, or the environment's. Raises SandboxError."""
+    return await environment.sandbox_for(task) if isinstance(environment, ChoosesSandboxes) else environment.sandbox
+
+
+__all__ = ["Cheat", "ChoosesSandboxes", "GoesOn", "GradesSandboxes", "Rehearsed", "sandbox_for"]
