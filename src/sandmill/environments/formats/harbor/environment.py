@@ -61,7 +61,7 @@ class HarborEnvironment:
         self._folders = {one.id: one for one in _read_all(Path(place).expanduser()) if one.id not in self.options.leave_out}
         if not self._folders:
             raise ConfigError("option leave_out leaves no task", field="options.leave_out")
-        self.name = f"harbor:{Path(place).name}"
+        self.name = f"harbor:{Path(place).expanduser().resolve().name}"
         self._images = Images(self.options)
         self._progress: weakref.WeakKeyDictionary[Sandbox, _Progress] = weakref.WeakKeyDictionary()
         self._outside: dict[str, tuple[str, ...]] = {}
