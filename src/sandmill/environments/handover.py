@@ -70,6 +70,10 @@ class Rehearsed(Protocol):
         """Cheats that are worth trying on it."""
         ...
 
+    def task_digest(self, task: Task) -> str:
+        """sha256 (hex) over all that decides this task and its grading, and nothing else."""
+        ...
+
     def outside(self, task: Task) -> tuple[str, ...]:
         """What the last graded sandbox of this task had changed outside what is taken over for grading."""
         ...

@@ -69,13 +69,19 @@ class HarborEnvironment:
 
     @cached_property
     def digest(self) -> str:
-        """sha256 over every task's files, limits and the options that decide grading."""
-        whole = hashlib.sha256(f"harbor 1 {self.options}".encode())
-        for task in self._folders.values():
-            whole.update(msgspec.msgpack.encode(task, order="sorted"))
-            for path in sorted(Path(task.context).rglob("*")):
-                if path.is_file() and not path.is_symlink():
-                    whole.update(f"{path.relative_to(task.context)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+        """sha256 over every task."""
+        return hashlib.sha256("".join(self.task_digest(task) for task in self.tasks).encode()).hexdigest()
+
+    def task_digest(self, task: Task) -> str:
+        """sha256 over a task's files and limits, and the options that decide its grading."""
+        folder, options = self._folders[task.id], self.options
+        deciding = msgspec.structs.replace(options, leave_out=(), verifiers=1, allow_failing=False)
+        # Where a task lies is no part of what it is.
+        plain = msgspec.structs.replace(folder, path="", context="")
+        whole = hashlib.sha256(f"harbor 1 {deciding}".encode() + msgspec.msgpack.encode(plain, order="sorted"))
+        for path in sorted(Path(folder.context).rglob("*")):
+            if path.is_file() and not path.is_symlink():
+                whole.update(f"{path.relative_to(folder.context)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
         return whole.hexdigest()
 
     @property
