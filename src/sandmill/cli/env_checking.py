@@ -1,4 +1,4 @@
-"""The body of `sandmill env check`. In: an environment's reference or a manifest. Out: a line per task, the record, an exit code."""
+"""The bodies of `sandmill env check` and `audit`. In: an environment's reference, a manifest or a run folder. Out: lines, an exit code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from sandmill.config.manifest import EnvironmentSection
 from sandmill.environments import registry
 from sandmill.environments.check import Checked, Status, all_tasks, check
 from sandmill.errors import ConfigError
+from sandmill.reports.audit import audit
 from sandmill.reports.inert import inert
+from sandmill.reports.metrics import read_run
 from sandmill.sandboxes.dual import block_on
 from sandmill.sandboxes.images.image import architecture
 
@@ -47,6 +49,21 @@ def run(asked: Asked, *, as_json: bool) -> int:
         sound = sum(found.status is Status.SOUND for found in done.values())
         sys.stdout.write(f"{sound} of {len(done)} sound on {architecture()}\n")
     return FAILED if any(found.status not in (Status.SOUND, Status.UNKNOWN) for found in done.values()) else 0
+
+
+def print_audit(run: Path, *, as_json: bool) -> int:
+    """Prints the audit of a run; the exit code is 0. Raises RunError when `run` is no run folder."""
+    read_run(run)
+    found = audit(run)
+    if as_json:
+        sys.stdout.write(json.dumps(msgspec.to_builtins(found)) + "\n")
+        return 0
+    for one in found.touched:
+        names = ", ".join(f"command {number + 1}: {name}" for number, name in one.commands)
+        sys.stdout.write(f"step {one.step}  {inert(one.split)}  {inert(one.task)}  episode {inert(one.group)}/{one.index}  {names}\n")
+    lost = f"; {found.unreadable_rows} rows could not be read" if found.unreadable_rows else ""
+    sys.stdout.write(f"{len(found.touched)} of {found.solved} solved episodes named something of the grader's{lost}\n")
+    return 0
 
 
 def _print(found: Checked) -> None:

@@ -23,6 +23,7 @@ def test_both_layouts_are_found_in_one_folder(tmp_path):
         "old": "Write `hello` into /app/greeting.txt.",
         "steps": "Step one.",
     }
+    assert {task.id: environment.agent_timeout_s(task) for task in environment.tasks} == {"greeting": None, "old": 360.0, "steps": None}
     assert {task.id: task.metadata["layout"] for task in environment.tasks}["old"] == "terminal-bench"
     check_splits(environment.splits, "own")
     assert (len(environment.splits["train"]), len(environment.splits["heldout"])) == (2, 1)

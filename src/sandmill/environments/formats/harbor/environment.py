@@ -107,6 +107,10 @@ class HarborEnvironment:
         """None: they are in the task's image."""
         return {}
 
+    def agent_timeout_s(self, task: Task) -> float | None:
+        """As the task says."""
+        return self._folders[task.id].agent_timeout_s
+
     async def sandbox_for(self, task: Task) -> SandboxSpec:
         """The task's own limits and image, which is built if it was not."""
         folder = self._folders[task.id]
