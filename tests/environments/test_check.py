@@ -55,6 +55,9 @@ class Own:
     def cheats(self, task):
         return (Cheat(name="a cheat", script="echo cheat > result"),)
 
+    def task_digest(self, task):
+        return f"{self.digest[:16]}{task.id:.>16}" + "0" * 32
+
     def outside(self, task):
         return ("/srv/x",) if task.id == "wrong" else ()
 
@@ -83,14 +86,14 @@ def _own_state(tmp_path, monkeypatch):
     ],
 )
 def test_each_kind_of_task_is_told(kind, status, reason):
-    found = checked(Own(kind), times=2).tasks[kind]
+    found = checked(Own(kind), times=2)[kind]
     assert found.status is status
     assert reason in found.reason
     assert len(found.trials) == (0 if kind == "unsolved" else 5)
 
 
 def test_cheats_can_be_left_out():
-    assert [trial.what for trial in checked(Own("loose"), cheats=False).tasks["loose"].trials] == ["reference solution", "untouched"]
+    assert [trial.what for trial in checked(Own("loose"), cheats=False)["loose"].trials] == ["reference solution", "untouched"]
 
 
 def test_training_refuses_a_task_that_failed_unless_it_was_told_otherwise():
@@ -100,6 +103,11 @@ def test_training_refuses_a_task_that_failed_unless_it_was_told_otherwise():
     with pytest.raises(ConfigError, match=r"1 task.*such as loose: a cheat passes with reward 1"):
         refuse_failing(environment)
     assert failing(environment, environment.tasks) == {"loose": "a cheat passes with reward 1"}
+    environment.splits = {"train": environment.tasks[:1], "heldout": ()}
+    refuse_failing(environment)
+    environment.splits = {"train": environment.tasks[1:], "heldout": ()}
+    with pytest.raises(ConfigError, match="such as loose"):
+        refuse_failing(environment)
     environment.allow_failing = True
     refuse_failing(environment)
 
@@ -108,7 +116,10 @@ def test_a_later_check_replaces_an_earlier_one_of_the_same_task_alone():
     environment = Own("sound", "loose")
     checked(environment)
     asyncio.run_coroutine_threadsafe(check(environment, environment.tasks[1:], cheats=False), loop()).result(60)
-    assert {task: one.status for task, one in recorded(environment).tasks.items()} == {"sound": Status.SOUND, "loose": Status.SOUND}
+    assert {task: one.status for task, one in recorded(environment, environment.tasks).items()} == {
+        "sound": Status.SOUND,
+        "loose": Status.SOUND,
+    }
 
 
 def test_a_record_of_another_version_or_machine_says_nothing(monkeypatch):

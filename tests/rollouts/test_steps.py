@@ -27,6 +27,7 @@ class Steps:
     def __init__(self, fail_at: str = "") -> None:
         self.said = 0
         self.fail_at = fail_at
+        self.agent_s: float | None = None
 
     def files(self, task: Task) -> Mapping[str, bytes]:
         return {}
@@ -51,6 +52,9 @@ class Steps:
 
     def grading_timeout_s(self, task: Task) -> float:
         return 10.0
+
+    def agent_timeout_s(self, task: Task) -> float | None:
+        return self.agent_s
 
     async def grade_sandbox(self, task: Task, submission: Submission, sandbox: Sandbox | None) -> Verdict:
         left = [] if sandbox is None else [entry.name for entry in await sandbox.list.aio("/own")]
@@ -77,6 +81,13 @@ def test_an_answer_ends_a_step_and_the_next_instruction_follows_in_the_same_sand
 def test_limits_hold_over_all_steps() -> None:
     episode = played(Steps(), TURNS, max_turns=3)
     assert episode.verdict == AgentLimited(limit=Limit.TURNS, reward=1.0, passed=False)
+
+
+def test_the_tasks_own_limit_holds_where_it_is_shorter() -> None:
+    environment = Steps()
+    environment.agent_s = 0.5
+    verdict = played(environment, ["$ sleep 5"]).verdict
+    assert verdict == AgentLimited(limit=Limit.TIME, reward=0.0, passed=False)
 
 
 def test_a_grader_that_fails_between_steps_is_a_failure_at_its_boundary() -> None:

@@ -26,7 +26,7 @@ app.add_typer(boxes.app, name="sandbox")
 app.add_typer(images.app, name="image")
 environments = typer.Typer(help="Task sets.", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 environments.command(name="check")(env_check.check)
-environments.callback()(lambda: None)
+environments.command(name="audit")(env_check.audit)
 app.add_typer(environments, name="env")
 
 RunFolder = Annotated[Path | None, typer.Option("--run", metavar="DIR", help="The run folder. Default: a new one under runs/.")]

@@ -1,7 +1,8 @@
-"""`sandmill env check`: its options; its body is imported when it runs."""
+"""`sandmill env check` and `audit`: their options; their bodies are imported when they run."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -22,3 +23,13 @@ def check(
 
     asked = env_checking.Asked(target=target, tasks=tuple(task or ()), times=times, cheats=cheats, options=tuple(option or ()))
     raise typer.Exit(carried(lambda: env_checking.run(asked, as_json=as_json)))
+
+
+def audit(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout and nothing else.")] = False,
+) -> None:
+    """Lists a run's solved episodes whose commands named anything of the grader's."""
+    from sandmill.cli import env_checking
+
+    raise typer.Exit(carried(lambda: env_checking.print_audit(run, as_json=as_json)))

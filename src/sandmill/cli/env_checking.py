@@ -1,4 +1,4 @@
-"""The body of `sandmill env check`. In: an environment's reference or a manifest. Out: a line per task, the record, an exit code."""
+"""The bodies of `sandmill env check` and `audit`. In: an environment's reference, a manifest or a run folder. Out: lines, an exit code."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from sandmill.config.document import Node, parse_value
 from sandmill.config.load import load_manifest
 from sandmill.config.manifest import EnvironmentSection
 from sandmill.environments import registry
-from sandmill.environments.check import Checked, CheckRecord, Status, all_tasks, check
-from sandmill.environments.environment import Environment
+from sandmill.environments.check import Checked, Status, all_tasks, check
 from sandmill.errors import ConfigError
+from sandmill.reports.audit import audit
 from sandmill.reports.inert import inert
+from sandmill.reports.metrics import read_run
 from sandmill.sandboxes.dual import block_on
+from sandmill.sandboxes.images.image import architecture
 
 FAILED: Final = 3
 """The exit code when a task is not sound."""
@@ -38,19 +40,30 @@ def run(asked: Asked, *, as_json: bool) -> int:
     section = _section(asked)
     environment = registry.get(section.name, section)
     tasks = all_tasks(environment, asked.tasks)
-    record = block_on(_check(environment, asked, [task.id for task in tasks], quiet=as_json))
-    done = [record.tasks[task.id] for task in tasks]
+    report = None if as_json else _print
+    done = block_on(check(environment, tasks, times=asked.times, cheats=asked.cheats, report=report))
     if as_json:
-        sys.stdout.write(json.dumps(msgspec.to_builtins(msgspec.structs.replace(record, tasks={one.task: one for one in done}))) + "\n")
+        tasks_found = {name: msgspec.to_builtins(found) for name, found in done.items()}
+        sys.stdout.write(json.dumps({"environment": environment.name, "architecture": architecture(), "tasks": tasks_found}) + "\n")
     else:
-        sound = sum(one.status is Status.SOUND for one in done)
-        sys.stdout.write(f"{sound} of {len(done)} sound on {record.architecture}\n")
-    return FAILED if any(one.status not in (Status.SOUND, Status.UNKNOWN) for one in done) else 0
+        sound = sum(found.status is Status.SOUND for found in done.values())
+        sys.stdout.write(f"{sound} of {len(done)} sound on {architecture()}\n")
+    return FAILED if any(found.status not in (Status.SOUND, Status.UNKNOWN) for found in done.values()) else 0
 
 
-async def _check(environment: Environment, asked: Asked, ids: list[str], *, quiet: bool) -> CheckRecord:
-    report = None if quiet else _print
-    return await check(environment, all_tasks(environment, ids), times=asked.times, cheats=asked.cheats, report=report)
+def print_audit(run: Path, *, as_json: bool) -> int:
+    """Prints the audit of a run; the exit code is 0. Raises RunError when `run` is no run folder."""
+    read_run(run)
+    found = audit(run)
+    if as_json:
+        sys.stdout.write(json.dumps(msgspec.to_builtins(found)) + "\n")
+        return 0
+    for one in found.touched:
+        names = ", ".join(f"command {number + 1}: {name}" for number, name in one.commands)
+        sys.stdout.write(f"step {one.step}  {inert(one.split)}  {inert(one.task)}  episode {inert(one.group)}/{one.index}  {names}\n")
+    lost = f"; {found.unreadable_rows} rows could not be read" if found.unreadable_rows else ""
+    sys.stdout.write(f"{len(found.touched)} of {found.solved} solved episodes named something of the grader's{lost}\n")
+    return 0
 
 
 def _print(found: Checked) -> None:

@@ -1,7 +1,7 @@
 """Whether tasks can be trusted. In: an environment whose tasks have reference solutions. Out: per task, whether the solution passes, the
 untouched state fails and every cheat fails; kept by architecture, and asked for before training.
 
-    <state>/checks/<environment digest>/<architecture>.json
+    <state>/checks/<digest of the task>/<architecture>.json
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import os
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
 
@@ -58,21 +58,13 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True):
-    """One task's check."""
+    """One task's check, and a file's contents. The next check of the task replaces it."""
 
     task: str
     status: Status
     reason: str
     trials: tuple[Trial, ...]
-
-
-class CheckRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A file of checks. Those of one task are replaced by its next check."""
-
-    environment: str
-    digest: str
-    architecture: str
-    tasks: Mapping[str, Checked]
+    architecture: str = ""
     version: int = 1
 
 
@@ -99,8 +91,8 @@ async def check(
     times: int = 1,
     cheats: bool = True,
     report: Callable[[Checked], None] | None = None,
-) -> CheckRecord:
-    """Checks `tasks` one after the other, reference solution and untouched state `times` each, and adds to the record.
+) -> dict[str, Checked]:
+    """Checks `tasks` one after the other, reference solution and untouched state `times` each, and keeps what is found, by task.
 
     On the sandbox loop. Raises ConfigError when the environment has no reference solutions at all, IsolationUnavailable.
     """
@@ -109,9 +101,10 @@ async def check(
     done: dict[str, Checked] = {}
     for task in tasks:
         done[task.id] = found = await _checked(environment, environment, task, times, cheats)
+        _keep(environment, task, found)
         if report is not None:
             report(found)
-    return _keep(environment, done)
+    return done
 
 
 def all_tasks(environment: Environment, ids: Sequence[str] = ()) -> tuple[Task, ...]:
@@ -127,11 +120,11 @@ def all_tasks(environment: Environment, ids: Sequence[str] = ()) -> tuple[Task, 
     return tuple(known[one] for one in ids) if ids else tuple(known.values())
 
 
-def failing(environment: Environment, tasks: Sequence[Task]) -> dict[str, str]:
+def failing(environment: Rehearsed, tasks: Sequence[Task]) -> dict[str, str]:
     """Of `tasks`, those whose last check on this architecture failed, with the reason. Never checked is not failed."""
-    known = recorded(environment).tasks
+    known = recorded(environment, tasks)
     bad = {Status.BROKEN, Status.FLAKY, Status.FORGEABLE}
-    return {task.id: known[task.id].reason for task in tasks if task.id in known and known[task.id].status in bad}
+    return {task: found.reason for task, found in known.items() if found.status in bad}
 
 
 def refuse_failing(environment: Environment) -> None:
@@ -148,39 +141,36 @@ def refuse_failing(environment: Environment) -> None:
         )
 
 
-def recorded(environment: Environment) -> CheckRecord:
-    """What earlier checks on this architecture found; empty when there were none."""
-    empty = CheckRecord(environment=environment.name, digest=environment.digest, architecture=architecture(), tasks={})
-    try:
-        return msgspec.json.decode(_place(environment).read_bytes(), type=CheckRecord)
-    except (FileNotFoundError, msgspec.MsgspecError):
-        return empty
+def recorded(environment: Rehearsed, tasks: Sequence[Task]) -> dict[str, Checked]:
+    """What earlier checks of `tasks`, as they are now, found on this architecture."""
+    found = {}
+    for task in tasks:
+        with contextlib.suppress(FileNotFoundError, msgspec.MsgspecError):
+            found[task.id] = msgspec.json.decode(_place(environment, task).read_bytes(), type=Checked)
+    return found
 
 
-def _place(environment: Environment) -> Path:
-    return state_root() / "checks" / environment.digest[:32] / f"{architecture()}.json"
+def _place(environment: Rehearsed, task: Task) -> Path:
+    return state_root() / "checks" / environment.task_digest(task)[:32] / f"{architecture()}.json"
 
 
-def _keep(environment: Environment, done: Mapping[str, Checked]) -> CheckRecord:
-    before = recorded(environment)
-    record = msgspec.structs.replace(before, tasks={**before.tasks, **done})
-    place = _place(environment)
+def _keep(environment: Rehearsed, task: Task, found: Checked) -> None:
+    place = _place(environment, task)
     place.parent.mkdir(parents=True, exist_ok=True)
     fresh = place.with_suffix(f".{os.getpid()}.new")
-    fresh.write_bytes(msgspec.json.format(msgspec.json.encode(record)))
+    fresh.write_bytes(msgspec.json.format(msgspec.json.encode(found)))
     fresh.replace(place)
-    return record
 
 
 async def _checked(environment: Environment, rehearsed: Rehearsed, task: Task, times: int, cheats: bool) -> Checked:
     if not rehearsed.has_solution(task):
-        return Checked(task=task.id, status=Status.UNKNOWN, reason="it has no reference solution", trials=())
+        return Checked(task=task.id, status=Status.UNKNOWN, reason="it has no reference solution", trials=(), architecture=architecture())
     trials = [await _trial(environment, rehearsed, task, REFERENCE, None) for _ in range(times)]
     trials += [await _trial(environment, rehearsed, task, UNTOUCHED, "") for _ in range(times)]
     if cheats:
         trials += [await _trial(environment, rehearsed, task, cheat.name, cheat.script) for cheat in rehearsed.cheats(task)]
     status, reason = _judged(trials)
-    return Checked(task=task.id, status=status, reason=reason, trials=tuple(trials))
+    return Checked(task=task.id, status=status, reason=reason, trials=tuple(trials), architecture=architecture())
 
 
 def _judged(trials: Sequence[Trial]) -> tuple[Status, str]:
@@ -240,4 +230,4 @@ async def _acted(environment: Environment, rehearsed: Rehearsed, task: Task, san
     raise EnvironmentFailed(f"task {task.id} has more than {_MOST_STEPS} steps")
 
 
-__all__ = ["CheckRecord", "Checked", "Status", "Trial", "all_tasks", "check", "failing", "recorded", "refuse_failing"]
+__all__ = ["Checked", "Status", "Trial", "all_tasks", "check", "failing", "recorded", "refuse_failing"]

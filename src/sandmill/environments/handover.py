@@ -47,6 +47,15 @@ class GoesOn(Protocol):
         ...
 
 
+@runtime_checkable
+class LimitsAgents(Protocol):
+    """Tasks that say how long an agent may take."""
+
+    def agent_timeout_s(self, task: Task) -> float | None:
+        """Seconds for all of an episode's turns; None: as long as the run allows."""
+        ...
+
+
 class Cheat(msgspec.Struct, frozen=True, kw_only=True):
     """An attempt at a reward without the work: `script` runs in the agent's sandbox as the agent."""
 
@@ -68,6 +77,10 @@ class Rehearsed(Protocol):
 
     def cheats(self, task: Task) -> tuple[Cheat, ...]:
         """Cheats that are worth trying on it."""
+        ...
+
+    def task_digest(self, task: Task) -> str:
+        """sha256 (hex) over all that decides this task and its grading, and nothing else."""
         ...
 
     def outside(self, task: Task) -> tuple[str, ...]:

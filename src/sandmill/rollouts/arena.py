@@ -47,13 +47,15 @@ class SandboxSource:
         self._endings: set[asyncio.Task[None]] = set()
 
     async def take(self, files: Mapping[str, bytes], spec: SandboxSpec | None = None) -> Sandbox:
-        """A sandbox with `files` in its workdir, of limits `spec` (None: the pool's). Waits for a slot; raises SandboxError when creation
-        fails."""
+        """A sandbox with `files` in its workdir, of limits `spec` (None: the pool's), which is on this machine, as its image is.
+
+        Waits for a slot; raises SandboxError when creation fails.
+        """
         await self._slots.acquire()
         self._in_use += 1
         try:
             if spec is not None and spec != self._pool.spec:
-                return await Sandbox.from_spec.aio(spec, files=files)
+                return await Sandbox.from_spec.aio(spec, files=files, server="")
             return await self._pool.take.aio(files)
         except BaseException:
             self._free_slot()

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 import msgspec
 
 from sandmill.environments.grading import grade_episode
-from sandmill.environments.handover import ChoosesSandboxes, GoesOn
+from sandmill.environments.handover import ChoosesSandboxes, GoesOn, LimitsAgents
 from sandmill.environments.interaction import Interaction, Reaction, interactive, offer_of
 from sandmill.environments.task import (
     Boundary,
@@ -123,10 +123,16 @@ class _Attempt:
     async def play(self, session: Session) -> None:
         """The agent's turns, under the episode's wall-clock limit."""
         try:
-            async with asyncio.timeout(self.arena.limits.episode_timeout_s):
+            async with asyncio.timeout(self._patience_s()):
                 await self._turns(session)
         except TimeoutError:
             self.limit = Limit.TIME
+
+    def _patience_s(self) -> float:
+        """The run's limit, or the task's own where that is shorter."""
+        limit_s, environment = self.arena.limits.episode_timeout_s, self.arena.environment
+        own_s = environment.agent_timeout_s(self.task) if isinstance(environment, LimitsAgents) else None
+        return limit_s if own_s is None else min(limit_s, own_s)
 
     async def _turns(self, session: Session) -> None:
         dialogue = self.arena.dialogue

@@ -1,6 +1,7 @@
 """Task folders of both layouts: what is read, and that what is wrong is named before anything runs."""
 
 import os
+import shutil
 
 import harbor_folders as folders
 import pytest
@@ -22,6 +23,7 @@ def test_both_layouts_are_found_in_one_folder(tmp_path):
         "old": "Write `hello` into /app/greeting.txt.",
         "steps": "Step one.",
     }
+    assert {task.id: environment.agent_timeout_s(task) for task in environment.tasks} == {"greeting": None, "old": 360.0, "steps": None}
     assert {task.id: task.metadata["layout"] for task in environment.tasks}["old"] == "terminal-bench"
     check_splits(environment.splits, "own")
     assert (len(environment.splits["train"]), len(environment.splits["heldout"])) == (2, 1)
@@ -41,6 +43,19 @@ def test_the_digest_follows_every_file(tmp_path):
         assert after != before
         before = after
     assert harbor(place, take=["/srv"]).digest != before
+
+
+def test_a_tasks_digest_is_its_own_and_not_its_places(tmp_path):
+    folders.scores(tmp_path)
+    place = folders.greeting(tmp_path)
+    one = harbor(tmp_path)
+    before = {task.id: one.task_digest(task) for task in one.tasks}
+    shutil.copytree(place, tmp_path / "elsewhere" / "greeting")
+    moved = harbor(tmp_path / "elsewhere", verifiers=7, allow_failing=True)
+    assert moved.task_digest(moved.tasks[0]) == before["greeting"]
+    (place / "instruction.md").write_text("Another.")
+    after = harbor(tmp_path, leave_out=["elsewhere"])
+    assert [after.task_digest(task) == before[task.id] for task in after.tasks] == [False, True]
 
 
 def _without_tests(place):

@@ -257,6 +257,14 @@ def test_a_verifier_in_an_environment_of_its_own_sees_artifacts_only(tmp_path):
     assert "neither" in failure(verdict(place, "mkdir results"))
 
 
+def test_a_verifier_may_ask_for_another_user(tmp_path):
+    place = simple(tmp_path, "id -u; [ $(id -u) = 1000 ] && echo 1 > /logs/verifier/reward.txt")
+    (place / "task.toml").write_text('[verifier]\nuser = "user"\n')
+    assert verdict(place) == SOLVED
+    (place / "task.toml").write_text('[verifier]\nuser = "nosuch"\n')
+    assert "the image has no user 'nosuch'" in failure(verdict(place))
+
+
 def test_a_health_check_that_fails_is_said(tmp_path):
     place = simple(tmp_path, "echo 1 > /logs/verifier/reward.txt")
     (place / "task.toml").write_text('[environment]\nhealthcheck = {command = "test -e /nothing", interval_sec = 0.01, retries = 2}\n')

@@ -97,7 +97,7 @@ def toolbox(store: Store, extra: str = "") -> str:
     one. Blocking. Raises GraderFailed when pytest is not installed, ImageError."""
     with _building:
         key = (store.root, extra)
-        if key not in _built:
+        if key not in _built or store.record(_built[key]) is None:
             _built[key] = _build(store, extra)
         return _built[key]
 

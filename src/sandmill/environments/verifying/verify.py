@@ -145,7 +145,8 @@ async def _stage(sandbox: Sandbox, tests: Tests, home: str) -> None:
     for path in tops:
         with contextlib.suppress(SandboxFileError):
             await sandbox.remove.aio(path, recursive=True, user=user)
-    folders = {"/logs": 0o755, "/logs/verifier": 0o755, RUN: 0o700, RECORDS: 0o700, "/tests": 0o755}
+    own = 0o777 if tests.user not in ("", "root", "0") else 0o755
+    folders = {"/logs": 0o755, "/logs/verifier": own, RUN: 0o700, RECORDS: 0o700, "/tests": 0o755}
     workdir = tests.workdir or sandbox.spec.workdir
     batch = [wire.entry(path, stat.S_IFDIR | mode) for path, mode in folders.items()]
     if not await _is_there(sandbox, workdir):

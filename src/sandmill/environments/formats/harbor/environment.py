@@ -61,7 +61,7 @@ class HarborEnvironment:
         self._folders = {one.id: one for one in _read_all(Path(place).expanduser()) if one.id not in self.options.leave_out}
         if not self._folders:
             raise ConfigError("option leave_out leaves no task", field="options.leave_out")
-        self.name = f"harbor:{Path(place).name}"
+        self.name = f"harbor:{Path(place).expanduser().resolve().name}"
         self._images = Images(self.options)
         self._progress: weakref.WeakKeyDictionary[Sandbox, _Progress] = weakref.WeakKeyDictionary()
         self._outside: dict[str, tuple[str, ...]] = {}
@@ -69,13 +69,19 @@ class HarborEnvironment:
 
     @cached_property
     def digest(self) -> str:
-        """sha256 over every task's files, limits and the options that decide grading."""
-        whole = hashlib.sha256(f"harbor 1 {self.options}".encode())
-        for task in self._folders.values():
-            whole.update(msgspec.msgpack.encode(task, order="sorted"))
-            for path in sorted(Path(task.context).rglob("*")):
-                if path.is_file() and not path.is_symlink():
-                    whole.update(f"{path.relative_to(task.context)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+        """sha256 over every task."""
+        return hashlib.sha256("".join(self.task_digest(task) for task in self.tasks).encode()).hexdigest()
+
+    def task_digest(self, task: Task) -> str:
+        """sha256 over a task's files and limits, and the options that decide its grading."""
+        folder, options = self._folders[task.id], self.options
+        deciding = msgspec.structs.replace(options, leave_out=(), verifiers=1, allow_failing=False)
+        # Where a task lies is no part of what it is.
+        plain = msgspec.structs.replace(folder, path="", context="")
+        whole = hashlib.sha256(f"harbor 1 {deciding}".encode() + msgspec.msgpack.encode(plain, order="sorted"))
+        for path in sorted(Path(folder.context).rglob("*")):
+            if path.is_file() and not path.is_symlink():
+                whole.update(f"{path.relative_to(folder.context)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
         return whole.hexdigest()
 
     @property
@@ -100,6 +106,10 @@ class HarborEnvironment:
     def files(self, task: Task) -> Mapping[str, bytes]:
         """None: they are in the task's image."""
         return {}
+
+    def agent_timeout_s(self, task: Task) -> float | None:
+        """As the task says."""
+        return self._folders[task.id].agent_timeout_s
 
     async def sandbox_for(self, task: Task) -> SandboxSpec:
         """The task's own limits and image, which is built if it was not."""

@@ -59,6 +59,8 @@ class Folder(msgspec.Struct, frozen=True, kw_only=True):
     stages: tuple[Stage, ...]
     box: Box
     agent_user: str
+    agent_timeout_s: float | None
+    """For all steps together, where every step has a limit."""
     strategy: str
     solution_env: Mapping[str, str]
     dockerfile: str | None
@@ -96,12 +98,19 @@ def read_folder(folder: Path) -> Folder:
         stages=stages,
         box=found.environment,
         agent_user=found.agent.user,
+        agent_timeout_s=_agents_time(found),
         strategy=found.multi_step_reward_strategy,
         solution_env=found.solution.env,
         dockerfile=dockerfile,
         context=str(folder / "environment"),
         separate_dockerfile=text_of(separate) if found.verifier.environment_mode == "separate" and separate.is_file() else None,
     )
+
+
+def _agents_time(found: TaskFile) -> float | None:
+    limits = [step.agent.timeout_sec or found.agent.timeout_sec for step in found.steps] or [found.agent.timeout_sec]
+    known = [limit for limit in limits if limit is not None]
+    return sum(known) if len(known) == len(limits) else None
 
 
 def _check_entries(folder: Path) -> None:

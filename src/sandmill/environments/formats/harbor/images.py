@@ -42,6 +42,12 @@ class Images:
         context = str(Path(task.path) / "tests")
         return await self._once(f"verifier {task.id}", task, task.separate_dockerfile, context, "" if box is None else box.docker_image)
 
+    async def user(self, name: str, image: Image) -> str:
+        """Who a task means by a user's name, as a sandbox takes it. Raises ImageError for one that the image does not have."""
+        if name in ("", "root"):
+            return name
+        return str((await in_thread(lambda: account(name, image, store()))).uid)
+
     async def _once(self, key: str, task: Folder, dockerfile: str | None, context: str, named: str) -> Image:
         async with self._turns.setdefault(key, asyncio.Lock()):
             if key not in self._made:

@@ -81,6 +81,7 @@ def read_old_folder(folder: Path) -> Folder:
         stages=(stage,),
         box=Box(),
         agent_user="",
+        agent_timeout_s=found.max_agent_timeout_sec,
         strategy="final",
         solution_env={},
         dockerfile=text_of(folder / "Dockerfile"),

@@ -49,7 +49,7 @@ async def verified(
         command=(posixpath.join("/tests", folder.script),),
         timeout_s=verifier.timeout_sec,
         env={**folder.box.env, **verifier.env},
-        user=verifier.user,
+        user=await images.user(verifier.user, image),
         results=(_JSON, _TEXT),
         largest_result_bytes=LARGEST_BYTES,
     )

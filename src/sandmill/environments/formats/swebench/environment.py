@@ -86,11 +86,13 @@ class SweBenchEnvironment:
 
     @cached_property
     def digest(self) -> str:
-        """sha256 over every row and the options that decide grading."""
-        whole = hashlib.sha256(f"swebench 1 {self.options}".encode())
-        for row in self._rows.values():
-            whole.update(msgspec.msgpack.encode(row))
-        return whole.hexdigest()
+        """sha256 over every row."""
+        return hashlib.sha256("".join(self.task_digest(task) for task in self.tasks).encode()).hexdigest()
+
+    def task_digest(self, task: Task) -> str:
+        """sha256 over a row and the options that decide its grading."""
+        deciding = msgspec.structs.replace(self.options, leave_out=(), verifiers=1, allow_failing=False)
+        return hashlib.sha256(f"swebench 1 {deciding}".encode() + msgspec.msgpack.encode(self._rows[task.id])).hexdigest()
 
     @property
     def allow_failing(self) -> bool:
