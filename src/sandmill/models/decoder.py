@@ -28,16 +28,24 @@ class Chunk(NamedTuple):
     counts_A: Ints
 
 
+class Logits(NamedTuple):
+    """What follows each of A rows: row a's logits are `distinct_DV[of_A[a]]`. Rows that hold the same bits may share theirs; the number
+    of the distinct ones is padded to a multiple of 16."""
+
+    distinct_DV: torch.Tensor
+    of_A: Ints
+
+
 class Decoder(Protocol):
-    """Axis letters: A rows, C token columns."""
+    """Axis letters: A rows, C token columns, D distinct rows, V vocabulary."""
 
     @property
     def lengths(self) -> Ints:
         """(rows,) tokens in each row's cache."""
         ...
 
-    def extend(self, chunks: Sequence[Chunk]) -> torch.Tensor:
-        """Appends the chunks, no row twice; returns logits (>= all their rows, vocabulary) after each row's last token, in their order."""
+    def extend(self, chunks: Sequence[Chunk]) -> Logits:
+        """Appends the chunks, no row twice; returns the logits after each row's last token, rows in the order of the chunks."""
         ...
 
     def copy(self, source: int, targets: Ints, length: int) -> None:
