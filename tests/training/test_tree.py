@@ -63,8 +63,8 @@ def test_the_learner_shares_prefixes_where_the_policy_can():
 def test_a_tree_that_is_none_is_refused():
     policy = lora_policy(torch.float32)
     ids, select = torch.tensor([1, 2, 3]), torch.tensor([[False, False, True]])
+    paths = torch.tensor([[0, 1, 2], [1, 0, 2]])
     with pytest.raises(ValueError, match="same position"):
-        paths = torch.tensor([[0, 1, 2], [1, 0, 2]])
         policy.score_tree(ids, paths, torch.tensor([3, 3]), select.expand(2, -1), 1.0)
     for wrong in ([[True, False, False]], [[False, False, True]]):
         with pytest.raises(ValueError, match="after a row's first token and before its end"):

@@ -1,6 +1,6 @@
 """Batched decoding of Llama-family models with slots of key-value cache. In: token ids per row; out: logits.
 
-Every operation gives a row the same bits whatever its neighbours are: matrix products run on a multiple of 16 rows, attention is
+Every operation gives a row the same bits whatever its neighbours are: matrix products run on a multiple of 4 or 16 rows, attention is
 one small product per row, head and block of keys (masked keys add exact zeros), and all else is row-wise or element-wise on sizes
 without a vector remainder. tests/models/test_determinism.py holds this to account.
 """
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from sandmill.models import llama
-from sandmill.models.decoder import Chunk, Ints, Logits, round_up, zeros_on_demand
+from sandmill.models.decoder import Chunk, Ints, Logits, round_up, whole_rows, zeros_on_demand
 from sandmill.models.llama import FusedLayer, FusedLinear
 from sandmill.models.products import product
 from sandmill.models.twins import Histories
@@ -63,6 +63,9 @@ class LlamaDecoder:
             self._head = product(FusedLinear(llama.head(self._model), None, None, None))
         for index in llama.adapted_indices(self._model):
             self._layers[index].adapt(llama.adapted_layer(self._model, index, self._shape, self._base[index]))
+        shape = self._shape
+        whole = whole_rows(shape.width, shape.intermediate, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim)
+        self._row_multiple = max(whole, self._head.row_multiple, *(layer.row_multiple for layer in self._layers))
         self._embedding = llama.embedding(self._model).detach()
         self._norm = llama.final_norm(self._model).detach()
 
@@ -90,7 +93,7 @@ class LlamaDecoder:
 
     @torch.inference_mode()
     def extend(self, chunks: Sequence[Chunk]) -> Logits:
-        batch = _Batch(chunks, self._lengths, self._histories, self._shape, self._block)
+        batch = _Batch(chunks, self._lengths, self._histories, self._shape, self._block, self._row_multiple)
         x = functional.embedding(batch.ids_N, self._embedding)
         rotations_N = self._rotations_TP[batch.positions_N].unsqueeze(1)
         for index, layer in enumerate(self._layers):
@@ -149,6 +152,7 @@ class _Layer:
     def adapt(self, layer: FusedLayer) -> None:
         self.qkv, self.out = product(layer.qkv), product(layer.out)
         self.gate_up, self.down = product(layer.gate_up), product(layer.down)
+        self.row_multiple = max(each.row_multiple for each in (self.qkv, self.out, self.gate_up, self.down))
 
 
 def _block_length(shape: llama.LlamaShape, context_length: int) -> int:
@@ -159,11 +163,13 @@ def _block_length(shape: llama.LlamaShape, context_length: int) -> int:
 
 
 class _Batch:
-    """One call's tokens, chunk after chunk, laid end to end (N, padded to a multiple of 16): products run over all of them at once,
+    """One call's tokens, chunk after chunk, laid end to end (N, padded to a `multiple`): products run over all of them at once,
     attention chunk by chunk, so that its shapes are those of the chunk alone. Rows that compute the same are there once; what comes of
     it goes to all of them: M tokens, `rows_M` and `positions_M` say where to."""
 
-    def __init__(self, chunks: Sequence[Chunk], lengths: Ints, histories: Histories, shape: llama.LlamaShape, block: int) -> None:
+    def __init__(
+        self, chunks: Sequence[Chunk], lengths: Ints, histories: Histories, shape: llama.LlamaShape, block: int, multiple: int
+    ) -> None:
         self.segments: list[_Segment] = []
         ids, positions, last = [], [], []
         of, rows, places, sources = [], [], [], []
@@ -184,10 +190,10 @@ class _Batch:
             sources.append(begins[leader_A[a_M]] + column_M)
             self.count += segment.count
             distinct += len(leaders)
-        padding = np.zeros(round_up(self.count) - self.count, np.int64)
+        padding = np.zeros(round_up(self.count, multiple) - self.count, np.int64)
         self.ids_N = torch.from_numpy(np.concatenate([*ids, padding]))
         self.positions_N = torch.from_numpy(np.concatenate([*positions, padding]))
-        self.last_D = torch.from_numpy(np.pad(np.concatenate(last), (0, round_up(distinct) - distinct), mode="edge"))
+        self.last_D = torch.from_numpy(np.pad(np.concatenate(last), (0, round_up(distinct, multiple) - distinct), mode="edge"))
         self.of_A = np.concatenate(of)
         self.rows_M, self.positions_M = torch.from_numpy(np.concatenate(rows)), torch.from_numpy(np.concatenate(places))
         self.block_M, self.offset_M = (torch.from_numpy(part) for part in np.divmod(self.positions_M.numpy(), block))

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from sandmill.errors import NonFinite
-from sandmill.models.decoder import Chunk, Decoder, Ints, round_up
+from sandmill.models.decoder import Chunk, Decoder, Ints, round_up, whole_rows
 from sandmill.models.hidden import HiddenStates
 from sandmill.models.llama_decoder import LlamaDecoder
 from sandmill.models.model import Sample, Sampling, StopReason
@@ -242,8 +242,10 @@ class DecodeLoop:
         """Samples one token for each (row, index into `logits`); finishes the rows that stop."""
         rows, indices = np.array(ready, np.int64).T
         used, of_A = np.unique(indices, return_inverse=True)
-        if len(logits) != round_up(len(used)) or used[-1] >= len(used):
-            logits = logits[torch.from_numpy(np.pad(used, (0, round_up(len(used)) - len(used)), mode="edge"))]
+        size = round_up(len(used), whole_rows(logits.shape[1]))
+        if len(logits) < size or used[-1] >= len(used):
+            logits = logits[torch.from_numpy(np.pad(used, (0, size - len(used)), mode="edge"))]
+        logits = logits[:size]
         pad = round_up(len(rows)) - len(rows)
         with torch.inference_mode():
             tokens_A, logprobs_A = choose(
