@@ -30,34 +30,41 @@ def _logits(model, ids):
         return model(input_ids=torch.tensor([ids])).logits[0, -1]
 
 
+def _extend(decoder, chunks):
+    """(A, V): every row's own logits."""
+    logits = decoder.extend(chunks)
+    return logits.distinct_DV[torch.from_numpy(logits.of_A)]
+
+
 def _exercise(decoder, model):
     ids = np.random.default_rng(5).integers(0, 100, (3, 40)).tolist()
     a, b, c = ids
     close = {"rtol": 2e-4, "atol": 2e-4}
-    got = decoder.extend([Chunk(np.array([2]), np.array([a[:8]]), np.array([8]))])
+    got = _extend(decoder, [Chunk(np.array([2]), np.array([a[:8]]), np.array([8]))])
     torch.testing.assert_close(got[0], _logits(model, a[:8]), **close)
     decoder.copy(2, np.array([0, 4]), 8)
-    got = decoder.extend([Chunk(np.array([0, 2, 3]), np.array([b[:5], a[8:13], c[:5]]), np.array([3, 5, 1]))])
+    got = _extend(decoder, [Chunk(np.array([0, 2, 3]), np.array([b[:5], a[8:13], c[:5]]), np.array([3, 5, 1]))])
     torch.testing.assert_close(got[0], _logits(model, a[:8] + b[:3]), **close)
     torch.testing.assert_close(got[1], _logits(model, a[:13]), **close)
     torch.testing.assert_close(got[2], _logits(model, c[:1]), **close)
-    got = decoder.extend([Chunk(np.array([0, 2, 3, 4]), np.array([[7], [8], [9], [10]]), np.ones(4, int))])
+    got = _extend(decoder, [Chunk(np.array([0, 2, 3, 4]), np.array([[7], [8], [9], [10]]), np.ones(4, int))])
     torch.testing.assert_close(got[0], _logits(model, a[:8] + b[:3] + [7]), **close)
     torch.testing.assert_close(got[1], _logits(model, [*a[:13], 8]), **close)
     torch.testing.assert_close(got[2], _logits(model, [*c[:1], 9]), **close)
     torch.testing.assert_close(got[3], _logits(model, [*a[:8], 10]), **close)
     decoder.clear(2)
-    got = decoder.extend([Chunk(np.array([2]), np.array([c[:30]]), np.array([30]))])
+    got = _extend(decoder, [Chunk(np.array([2]), np.array([c[:30]]), np.array([30]))])
     torch.testing.assert_close(got[0], _logits(model, c[:30]), **close)
     decoder.copy(2, np.array([1]), 30)
-    got = decoder.extend([Chunk(np.array([1]), np.array([[3]]), np.array([1]))])
+    got = _extend(decoder, [Chunk(np.array([1]), np.array([[3]]), np.array([1]))])
     torch.testing.assert_close(got[0], _logits(model, [*c[:30], 3]), **close)
-    got = decoder.extend(
+    got = _extend(
+        decoder,
         [
             Chunk(np.array([0, 3]), np.array([[4], [5]]), np.ones(2, int)),
             Chunk(np.array([1]), np.array([b[:6]]), np.array([6])),
             Chunk(np.array([4, 2]), np.array([c[:3], c[30:33]]), np.array([1, 3])),
-        ]
+        ],
     )
     torch.testing.assert_close(got[0], _logits(model, a[:8] + b[:3] + [7, 4]), **close)
     torch.testing.assert_close(got[1], _logits(model, [*c[:1], 9, 5]), **close)
@@ -103,5 +110,5 @@ def test_refresh_takes_up_the_adapter_and_changed_base_weights(kind, random_mode
         next(iter(loaded.model.parameters())).mul_(1.1)
     decoder.refresh()
     ids = list(range(5, 25))
-    got = decoder.extend([Chunk(np.array([0]), np.array([ids]), np.array([20]))])
+    got = _extend(decoder, [Chunk(np.array([0]), np.array([ids]), np.array([20]))])
     torch.testing.assert_close(got[0], _logits(loaded.model, ids), rtol=2e-4, atol=2e-4)

@@ -12,6 +12,9 @@ from sandmill.models.engines.torch import TorchEngine
 from sandmill.models.loading import LoadedModel
 from sandmill.models.model import Sample, Sampling
 
+WIDE = {"hidden_size": 384, "intermediate_size": 512, "num_attention_heads": 6, "vocab_size": 512, "num_hidden_layers": 2}
+"""Every matrix large enough to be laid out for its products."""
+
 Episode = tuple[int, list[list[int]], Sampling]
 
 
@@ -66,9 +69,9 @@ async def _together(loaded: LoadedModel, episodes: list[Episode], threads: int, 
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("kind", ["tiny", "Llama", "GPTNeoX"])
+@pytest.mark.parametrize("kind", ["tiny", "Llama", "wide", "GPTNeoX"])
 def test_samples_do_not_depend_on_neighbours_or_timing(kind, threads, tiny, random_model):
-    loaded = tiny if kind == "tiny" else random_model(kind)
+    loaded = {"tiny": lambda: tiny, "wide": lambda: random_model("Llama", **WIDE)}.get(kind, lambda: random_model(kind))()
     episodes = _episodes(44 if kind != "GPTNeoX" else 16)
     torch.set_num_threads(threads)
     alone = asyncio.run(_alone(loaded, episodes, threads))

@@ -120,7 +120,8 @@ def test_log_probabilities_are_of_the_distribution_sampled_from(temperature, top
     count = 20000
     uniforms = uniform(np.arange(count, dtype=np.uint64), np.zeros(count, np.uint64))
     tokens, logprobs = choose(
-        logits.expand(count, -1),
+        logits[None],
+        torch.zeros(count, dtype=torch.int64),
         torch.full((count,), temperature),
         torch.full((count,), top_p),
         torch.from_numpy(uniforms),
@@ -134,7 +135,7 @@ def test_log_probabilities_are_of_the_distribution_sampled_from(temperature, top
 def test_the_largest_uniform_number_still_chooses_a_token_with_mass():
     logits = torch.tensor([[0.0, 1.0, -200.0, -200.0]]).repeat(2, 1)
     largest = torch.tensor([1 - 2**-53, 0.0], dtype=torch.float64)
-    tokens, logprobs = choose(logits, torch.ones(2), torch.ones(2), largest)
+    tokens, logprobs = choose(logits, torch.arange(2), torch.ones(2), torch.ones(2), largest)
     assert tokens.tolist() == [1, 0]
     assert torch.isfinite(logprobs).all()
 

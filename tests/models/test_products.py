@@ -33,7 +33,7 @@ def test_it_is_the_product_and_the_same_in_any_batch(columns, rows, adapted, bia
     exact = x.double() @ linear.merged().double().t() + (0 if linear.bias is None else linear.bias.double())
     torch.testing.assert_close(y.double(), exact, rtol=1e-5, atol=5e-4)
     torch.testing.assert_close(ready.added_to(z.clone(), x).double(), exact + z.double(), rtol=1e-5, atol=5e-4)
-    for start, end in ((0, 16), (16, 64), (48, 160), (144, 160)):
+    for start, end in ((0, 16), (16, 64), (48, 160), (144, 160), (0, ready.row_multiple), (16, 16 + 3 * ready.row_multiple)):
         assert torch.equal(ready(x[start:end].clone()), y[start:end])
         assert torch.equal(ready.added_to(z[start:end].clone(), x[start:end].clone()), ready.added_to(z.clone(), x)[start:end])
 

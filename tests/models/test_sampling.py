@@ -14,7 +14,11 @@ VOCABULARIES = [7, 704, 4096, 4100, 49152]
 def _choose(logits, uniforms, *, temperature=1.0, top_p=1.0):
     rows = len(logits)
     tokens, logprobs = choose(
-        logits, torch.full((rows,), temperature), torch.full((rows,), top_p), torch.as_tensor(uniforms, dtype=torch.float64)
+        logits,
+        torch.arange(rows),
+        torch.full((rows,), temperature),
+        torch.full((rows,), top_p),
+        torch.as_tensor(uniforms, dtype=torch.float64),
     )
     return tokens.numpy(), logprobs.numpy()
 

@@ -82,43 +82,39 @@ def test_micro_batches_hold_every_row_once_longest_first(layout, size):
     assert lengths == sorted(lengths, reverse=True)
     assert sorted(row.index for micro in micros for row in micro.rows) == [0, 1, 3, 4]  # the middle reward is the mean
     for micro in micros:
-        assert micro.ids[micro.select].tolist() == [token for row in micro.rows for token in row.ids_T[row.sampled_T].tolist()]
-        assert micro.ids.shape == micro.select.shape
+        assert sampled_of(micro) == [token for row in micro.rows for token in row.ids_T[row.sampled_T].tolist()]
         assert len(micro.row_K) == len(micro.logprobs_K) == int(micro.select.sum())
         assert micro.place(0) == f"sampled token 0 of {micro.rows[0].name}"
         assert micro.place(len(micro.row_K) - 1).endswith(micro.rows[-1].name)
+
+
+def sampled_of(micro):
+    """The sampled tokens of all rows."""
+    return (micro.ids if micro.paths_BT is None else micro.ids[micro.paths_BT])[micro.select].tolist()
 
 
 def paths_of(micro):
     return [micro.ids[path[:length]].tolist() for path, length in zip(micro.paths_BT, micro.lengths_B.tolist(), strict=True)]
 
 
-def test_a_tree_holds_a_groups_common_prompt_once():
-    groups = [
-        group_of(
-            name, [(float(i), [turn([1, 2, last], [i, 4])]) for i in range(2)] + [(5.0, [turn([1, 2, last], [7], [-1.0]), turn([8], [9])])]
-        )
-        for name, last in (("a", 3), ("b", 5))
-    ]
+def test_a_tree_holds_what_rows_begin_with_alike_once():
+    members = [[turn([1, 2, 3], [0, 4])], [turn([1, 2, 3], [0, 5])], [turn([1, 2, 3], [0, 4]), turn([8], [9])], [turn([1, 2, 3], [0, 4])]]
+    groups = [group_of(name, [(float(index), turns) for index, turns in enumerate(members)]) for name in "ab"]
+    groups.append(group_of("c", [(float(index), [turn([1, 7], [index])]) for index in range(2)]))
     (micro,) = micro_batches(batch_of(*groups).rows, 64, Layout.TREE)
-    assert len(micro.ids) == 2 * (3 + 2 + 2 + 3)
+    assert sorted(micro.ids.tolist()) == [0, 0, 1, 1, 2, 3, 4, 5, 7, 8, 9]
     assert paths_of(micro) == [row.ids_T.tolist() for row in micro.rows]
-    assert [row.group for row in micro.rows] == ["a"] * 3 + ["b"] * 3
-    assert micro.ids[micro.select].tolist() == [token for row in micro.rows for token in row.ids_T[row.sampled_T].tolist()]
+    assert [row.group for row in micro.rows] == ["a"] * 4 + ["b"] * 4 + ["c"] * 2
+    assert sampled_of(micro) == [token for row in micro.rows for token in row.ids_T[row.sampled_T].tolist()]
 
 
-def test_a_tree_shares_no_sampled_token_and_nothing_between_groups():
-    groups = [group_of(name, [(0.0, [turn([1, 2], [3, 4])]), (1.0, [turn([1, 2], [3, 4])])]) for name in "ab"]
-    (micro,) = micro_batches(batch_of(*groups).rows, 64, Layout.TREE)
-    assert micro.ids.tolist() == [1, 2, 3, 4, 3, 4] * 2
-
-
-def test_a_tree_of_rows_with_unlike_prompts_shares_what_is_alike():
-    rows = batch_of(group_of("a", [(0.0, [turn([1, 2, 3], [4])]), (1.0, [turn([1, 9], [4])]), (2.5, [turn([8], [4])])])).rows
+def test_a_token_of_a_tree_has_the_same_tokens_before_it_in_all_its_rows():
+    """The same token at the same place after another beginning is another one."""
+    rows = batch_of(group_of("a", [(0.0, [turn([1, 2, 3], [4])]), (1.0, [turn([1, 9, 3], [4])]), (2.5, [turn([8], [4])])])).rows
     for size in (1, 2, 64):
         micros = list(micro_batches(rows, size, Layout.TREE))
-        assert [path for micro in micros for path in paths_of(micro)] == [[1, 2, 3, 4], [1, 9, 4], [8, 4]]
-    assert micros[0].ids.tolist() == [1, 2, 3, 4, 9, 4, 8, 4]
+        assert [path for micro in micros for path in paths_of(micro)] == [[1, 2, 3, 4], [1, 9, 3, 4], [8, 4]]
+    assert micros[0].ids.tolist() == [1, 2, 3, 4, 9, 3, 4, 8, 4]
 
 
 def forged(**changes):

@@ -42,13 +42,9 @@ class BigramPolicy:
         return scored_from_logits(self.table_VV[ids_N[positions - 1]], ids_N[positions], temperature)
 
     def score_tree(
-        self, ids_N: torch.Tensor, paths_BT: torch.Tensor, lengths_B: torch.Tensor, select_N: torch.Tensor, temperature: float
+        self, ids_N: torch.Tensor, paths_BT: torch.Tensor, lengths_B: torch.Tensor, select_BT: torch.Tensor, temperature: float
     ) -> Scored:
-        before_N = torch.zeros_like(ids_N)
-        for path, length in zip(paths_BT, lengths_B.tolist(), strict=True):
-            before_N[path[1:length]] = path[: length - 1]
-        positions = select_N.nonzero()[:, 0]
-        return scored_from_logits(self.table_VV[ids_N[before_N[positions]]], ids_N[positions], temperature)
+        return self.score(ids_N[paths_BT], lengths_B, select_BT, temperature)
 
     def trainable(self) -> Mapping[str, torch.nn.Parameter]:
         return {"table": self.table_VV}

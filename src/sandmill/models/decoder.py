@@ -17,7 +17,8 @@ import torch
 Ints = npt.NDArray[np.int64]
 
 ROW_MULTIPLE = 16
-"""Matrix products are done on a multiple of this many rows: below it, MKL picks kernels by row count and results change in the last bit."""
+"""Plain matrix products are done on a multiple of this many rows: below it, MKL picks kernels by row count and results change in the last
+bit."""
 
 
 class Chunk(NamedTuple):
@@ -28,16 +29,24 @@ class Chunk(NamedTuple):
     counts_A: Ints
 
 
+class Logits(NamedTuple):
+    """What follows each of A rows: row a's logits are `distinct_DV[of_A[a]]`. Rows that hold the same bits may share theirs; there may be
+    more behind the last one meant (padding)."""
+
+    distinct_DV: torch.Tensor
+    of_A: Ints
+
+
 class Decoder(Protocol):
-    """Axis letters: A rows, C token columns."""
+    """Axis letters: A rows, C token columns, D distinct rows, V vocabulary."""
 
     @property
     def lengths(self) -> Ints:
         """(rows,) tokens in each row's cache."""
         ...
 
-    def extend(self, chunks: Sequence[Chunk]) -> torch.Tensor:
-        """Appends the chunks, no row twice; returns logits (>= all their rows, vocabulary) after each row's last token, in their order."""
+    def extend(self, chunks: Sequence[Chunk]) -> Logits:
+        """Appends the chunks, no row twice; returns the logits after each row's last token, rows in the order of the chunks."""
         ...
 
     def copy(self, source: int, targets: Ints, length: int) -> None:
@@ -68,6 +77,12 @@ def decoder_for(model: Any, *, rows: int, context_length: int, split: int | None
 
 def round_up(number: int, multiple: int = ROW_MULTIPLE) -> int:
     return -(-number // multiple) * multiple
+
+
+def whole_rows(*sizes: int) -> int:
+    """Of how many rows a multiple is needed for element-wise work on (rows, size), done by 1, 2, 4, ... threads, to leave no remainder of a
+    vector: those few elements would be computed by other instructions, whose last bits differ."""
+    return min(ROW_MULTIPLE, 256 // math.gcd(256, *sizes))
 
 
 def zeros_on_demand(*sizes: int) -> torch.Tensor:

@@ -32,9 +32,9 @@ class HiddenStates:
                     self._states[instead_of] = states_TD, users - 1
 
     def find(self, ids: Sequence[int]) -> torch.Tensor | None:
-        """(len(ids) - 1, width): the states of all but the last of an episode's tokens, or None."""
+        """(len(ids), width): the states of a session that went through the layers with exactly these tokens, or None."""
         with self._lock:
-            return self._states.get(tuple(ids[:-1]), (None, 0))[0]
+            return self._states.get(tuple(ids), (None, 0))[0]
 
     def clear(self) -> None:
         """Forgets everything: once per update, when its episodes have been trained on."""

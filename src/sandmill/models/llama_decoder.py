@@ -1,6 +1,6 @@
 """Batched decoding of Llama-family models with slots of key-value cache. In: token ids per row; out: logits.
 
-Every operation gives a row the same bits whatever its neighbours are: matrix products run on a multiple of 16 rows, attention is
+Every operation gives a row the same bits whatever its neighbours are: matrix products run on a multiple of 4 or 16 rows, attention is
 one small product per row, head and block of keys (masked keys add exact zeros), and all else is row-wise or element-wise on sizes
 without a vector remainder. tests/models/test_determinism.py holds this to account.
 """
@@ -16,9 +16,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from sandmill.models import llama
-from sandmill.models.decoder import Chunk, Ints, round_up, zeros_on_demand
+from sandmill.models.decoder import Chunk, Ints, Logits, round_up, whole_rows, zeros_on_demand
 from sandmill.models.llama import FusedLayer, FusedLinear
 from sandmill.models.products import product
+from sandmill.models.twins import Histories
 
 _SMALL_PRODUCT = 400
 
@@ -43,6 +44,7 @@ class LlamaDecoder:
         self._keys = [zeros_on_demand(*sizes) for _ in range(self._shape.layers)]
         self._values = [zeros_on_demand(*sizes) for _ in range(self._shape.layers)]
         self._lengths: Ints = np.zeros(rows, np.int64)
+        self._histories = Histories(rows, context)
         self._split = split
         self._lowered_RTD = None if split is None else zeros_on_demand(rows, context, self._shape.width)
         self._ids_RT: Ints = np.zeros((rows, 0 if split is None else context), np.int64)
@@ -61,6 +63,9 @@ class LlamaDecoder:
             self._head = product(FusedLinear(llama.head(self._model), None, None, None))
         for index in llama.adapted_indices(self._model):
             self._layers[index].adapt(llama.adapted_layer(self._model, index, self._shape, self._base[index]))
+        shape = self._shape
+        whole = whole_rows(shape.width, shape.intermediate, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim)
+        self._row_multiple = max(whole, self._head.row_multiple, *(layer.row_multiple for layer in self._layers))
         self._embedding = llama.embedding(self._model).detach()
         self._norm = llama.final_norm(self._model).detach()
 
@@ -74,6 +79,7 @@ class LlamaDecoder:
                 self._lowered_RTD[index, :length] = self._lowered_RTD[source, :length].clone()
                 self._ids_RT[targets, :length] = self._ids_RT[source, :length]
         self._lengths[targets] = length
+        self._histories.copy(source, targets, length)
 
     def lowered(self, row: int) -> tuple[tuple[int, ...], Tensor]:
         """A row's token ids and (their number, width) what entered layer `split` for each; copies."""
@@ -86,15 +92,14 @@ class LlamaDecoder:
         self._lengths[row] = 0
 
     @torch.inference_mode()
-    def extend(self, chunks: Sequence[Chunk]) -> Tensor:
-        batch = _Batch(chunks, self._lengths, self._shape, self._block)
+    def extend(self, chunks: Sequence[Chunk]) -> Logits:
+        batch = _Batch(chunks, self._lengths, self._histories, self._shape, self._block, self._row_multiple)
         x = functional.embedding(batch.ids_N, self._embedding)
         rotations_N = self._rotations_TP[batch.positions_N].unsqueeze(1)
         for index, layer in enumerate(self._layers):
             if index == self._split and self._lowered_RTD is not None:
-                positions = batch.positions_N[: batch.count]
-                self._lowered_RTD[batch.rows_N, positions] = x[: batch.count]
-                self._ids_RT[batch.rows_N.numpy(), positions.numpy()] = batch.ids_N[: batch.count].numpy()
+                self._lowered_RTD[batch.rows_M, batch.positions_M] = batch.to_rows(x)
+                self._ids_RT[batch.rows_M.numpy(), batch.positions_M.numpy()] = batch.to_rows(batch.ids_N).numpy()
             qkv = layer.qkv(functional.rms_norm(x, (self._shape.width,), eps=self._shape.eps))
             attended = self._attend(index, layer, qkv, batch, rotations_N)
             x = layer.out.added_to(x, attended)
@@ -102,7 +107,8 @@ class LlamaDecoder:
             x = layer.down.added_to(x, functional.silu(gate).mul_(up))
         for chunk in chunks:
             self._lengths[chunk.rows_A] += chunk.counts_A
-        return self._head(functional.rms_norm(x[batch.last_A], (self._shape.width,), self._norm, self._shape.eps))
+        last = functional.rms_norm(x[batch.last_D], (self._shape.width,), self._norm, self._shape.eps)
+        return Logits(self._head(last), batch.of_A)
 
     def _attend(self, index: int, layer: _Layer, qkv: Tensor, batch: _Batch, rotations_N: Tensor) -> Tensor:
         shape = self._shape
@@ -114,9 +120,8 @@ class LlamaDecoder:
             heads = torch.cat([q, k, heads[:, rotated:]], 1)
         torch.view_as_complex(heads.view(*heads.shape[:2], -1, 2))[:, :rotated].mul_(rotations_N)
         keys, values = self._keys[index], self._values[index]
-        place = (batch.block_N, batch.rows_N, slice(None), batch.offset_N)
-        keys[place] = heads[: batch.count, shape.heads : rotated]
-        values[place] = heads[: batch.count, rotated:]
+        place = (batch.block_M, batch.rows_M, slice(None), batch.offset_M)
+        keys[place], values[place] = batch.to_rows(heads[:, shape.heads :]).chunk(2, 1)
         parts = [self._attend_segment(segment, heads[:, : shape.heads], keys, values) for segment in batch.segments]
         if len(parts) == 1 and len(parts[0]) == len(qkv):
             return parts[0]
@@ -147,6 +152,7 @@ class _Layer:
     def adapt(self, layer: FusedLayer) -> None:
         self.qkv, self.out = product(layer.qkv), product(layer.out)
         self.gate_up, self.down = product(layer.gate_up), product(layer.down)
+        self.row_multiple = max(each.row_multiple for each in (self.qkv, self.out, self.gate_up, self.down))
 
 
 def _block_length(shape: llama.LlamaShape, context_length: int) -> int:
@@ -157,28 +163,45 @@ def _block_length(shape: llama.LlamaShape, context_length: int) -> int:
 
 
 class _Batch:
-    """One call's tokens, chunk after chunk, laid end to end (N, padded to a multiple of 16): products run over all of them at once,
-    attention chunk by chunk, so that its shapes are those of the chunk alone."""
+    """One call's tokens, chunk after chunk, laid end to end (N, padded to a `multiple`): products run over all of them at once,
+    attention chunk by chunk, so that its shapes are those of the chunk alone. Rows that compute the same are there once; what comes of
+    it goes to all of them: M tokens, `rows_M` and `positions_M` say where to."""
 
-    def __init__(self, chunks: Sequence[Chunk], lengths: Ints, shape: llama.LlamaShape, block: int) -> None:
+    def __init__(
+        self, chunks: Sequence[Chunk], lengths: Ints, histories: Histories, shape: llama.LlamaShape, block: int, multiple: int
+    ) -> None:
         self.segments: list[_Segment] = []
-        ids, positions, rows, last = [], [], [], []
-        self.count = 0
+        ids, positions, last = [], [], []
+        of, rows, places, sources = [], [], [], []
+        self.count = distinct = 0
         for chunk in chunks:
-            segment = _Segment(chunk, lengths[chunk.rows_A], self.count, shape, block)
+            starts_A = lengths[chunk.rows_A]
+            leaders, leader_A = histories.extend(chunk, starts_A)
+            segment = _Segment(Chunk(*(part[leaders] for part in chunk)), starts_A[leaders], self.count, shape, block)
+            begins = self.count + np.cumsum(chunk.counts_A[leaders]) - chunk.counts_A[leaders]
+            a_M, column_M = np.nonzero(np.arange(chunk.ids_AC.shape[1]) < chunk.counts_A[:, None])
             self.segments.append(segment)
             ids.append(segment.ids)
             positions.append(segment.positions)
-            rows.append(segment.rows)
-            last.append(self.count + np.cumsum(chunk.counts_A) - 1)
+            last.append(begins + chunk.counts_A[leaders] - 1)
+            of.append(distinct + leader_A)
+            rows.append(chunk.rows_A[a_M])
+            places.append(starts_A[a_M] + column_M)
+            sources.append(begins[leader_A[a_M]] + column_M)
             self.count += segment.count
-        padding = np.zeros(round_up(self.count) - self.count, np.int64)
-        last_A = np.concatenate(last)
+            distinct += len(leaders)
+        padding = np.zeros(round_up(self.count, multiple) - self.count, np.int64)
         self.ids_N = torch.from_numpy(np.concatenate([*ids, padding]))
         self.positions_N = torch.from_numpy(np.concatenate([*positions, padding]))
-        self.rows_N = torch.from_numpy(np.concatenate(rows))
-        self.last_A = torch.from_numpy(np.pad(last_A, (0, round_up(len(last_A)) - len(last_A)), mode="edge"))
-        self.block_N, self.offset_N = (torch.from_numpy(part) for part in np.divmod(self.positions_N[: self.count].numpy(), block))
+        self.last_D = torch.from_numpy(np.pad(np.concatenate(last), (0, round_up(distinct, multiple) - distinct), mode="edge"))
+        self.of_A = np.concatenate(of)
+        self.rows_M, self.positions_M = torch.from_numpy(np.concatenate(rows)), torch.from_numpy(np.concatenate(places))
+        self.block_M, self.offset_M = (torch.from_numpy(part) for part in np.divmod(self.positions_M.numpy(), block))
+        self._sources_M = None if len(self.rows_M) == self.count else torch.from_numpy(np.concatenate(sources))
+
+    def to_rows(self, x: Tensor) -> Tensor:
+        """(N, ...) -> (M, ...)."""
+        return x[: self.count] if self._sources_M is None else x.index_select(0, self._sources_M)
 
 
 class _Segment:
@@ -203,7 +226,7 @@ class _Segment:
         slot_A = rows_A if direct else np.arange(len(rows_A))
         valid_AC = np.arange(self._columns) < counts_A[:, None]
         a_N, column_N = np.nonzero(valid_AC)
-        self.ids, self.positions, self.rows = ids_AC[valid_AC], starts_A[a_N] + column_N, rows_A[a_N]
+        self.ids, self.positions = ids_AC[valid_AC], starts_A[a_N] + column_N
         limits_SC = np.zeros((self._slots, self._columns), np.int64)
         limits_SC[slot_A] = starts_A[:, None] + np.arange(self._columns)
         self.mask = self._masked(torch.from_numpy(limits_SC), self.blocks * block)

@@ -61,10 +61,9 @@ class Layout(NamedTuple):
         return cls(rows, columns, positions, paths_BT, places)
 
     def to_rows(self, x: Tensor) -> Tensor:
-        """(N, ...) -> (B, T, ...)."""
-        if self.slots is None:
-            return x.view(self.rows, self.columns, *x.shape[1:])
-        return x[self.slots]
+        """(N, D) -> (B, T, D). A token that lies in several rows gets the sum of their gradients, always in the same order: that of
+        `embedding` is added up by row of the matrix, where plain indexing lets threads race."""
+        return x.view(self.rows, self.columns, -1) if self.slots is None else functional.embedding(self.slots, x)
 
     def to_tokens(self, x: Tensor) -> Tensor:
         """(B, T, ...) -> (N, ...)."""
@@ -87,61 +86,114 @@ class Stack(NamedTuple):
 def run_layers(stack: Stack, x: Tensor, layout: Layout, first: int, end: int) -> Tensor:
     """Hidden states (N, width) through layers `first` to `end` - 1."""
     shape = stack.shape
-    rotations_N = stack.rotations_TP[layout.positions].unsqueeze(1)
+    turned = stack.rotations_TP[layout.positions].unsqueeze(1).expand(-1, shape.heads + shape.kv_heads, -1)
+    rotations_N = functional.pad(turned, (0, 0, 0, shape.kv_heads), value=1.0)
     for layer in stack.layers[first:end]:
-        qkv = _apply(stack, functional.rms_norm(x, (shape.width,), eps=shape.eps), layer.qkv)
+        qkv = _apply(stack, _norm(x, shape.eps), layer.qkv)
         x = x + _apply(stack, _attend(shape, layer, qkv, layout, rotations_N), layer.out)
-        gate, up = _apply(stack, functional.rms_norm(x, (shape.width,), eps=shape.eps), layer.gate_up).chunk(2, -1)
-        x = x + _apply(stack, functional.silu(gate) * up, layer.down)
+        x = x + _apply(stack, _gated(_apply(stack, _norm(x, shape.eps), layer.gate_up)), layer.down)
     return x
 
 
-def score_hidden(stack: Stack, hidden_KD: Tensor, targets_K: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """log p(target) and entropy (nats, float32) of softmax(logits / temperature) after the final norm and head."""
+def score_hidden(stack: Stack, hidden_CD: Tensor, of_K: Tensor, targets_K: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """log p(target) and entropy (nats, float32) of softmax(logits / temperature) after the final norm and head, for each target k of the
+    context `of_K[k]`."""
     size = max(1, _HEAD_CHUNK // stack.shape.vocabulary)
-    if len(hidden_KD) <= size:
-        return _score(hidden_KD, targets_K, stack.norm, stack.head, temperature, stack.shape.eps)
-    parts = [
-        checkpoint(_score, hidden, targets, stack.norm, stack.head, temperature, stack.shape.eps, use_reentrant=False)
-        for hidden, targets in zip(torch.split(hidden_KD, size), torch.split(targets_K, size), strict=True)
-    ]
-    return torch.cat([logprobs for logprobs, _ in parts]), torch.cat([entropies for _, entropies in parts])
+    if len(hidden_CD) <= size:
+        return _score(stack, hidden_CD, of_K, targets_K, temperature)
+    parts = []
+    for start, hidden in zip(range(0, len(hidden_CD), size), torch.split(hidden_CD, size), strict=True):
+        chosen = ((of_K >= start) & (of_K < start + size)).nonzero()[:, 0]
+        scored = checkpoint(_score, stack, hidden, of_K[chosen] - start, targets_K[chosen], temperature, use_reentrant=False)
+        parts.append((chosen, *scored))
+    chosen, logprobs, entropies = (torch.cat(part) for part in zip(*parts, strict=True))
+    order = chosen.argsort()
+    return logprobs[order], entropies[order]
 
 
-def _score(hidden: Tensor, targets: Tensor, norm: Tensor, head: Tensor, temperature: float, eps: float) -> tuple[Tensor, Tensor]:
-    logits = frozen_linear(functional.rms_norm(hidden, (hidden.shape[-1],), norm, eps), head, None)
-    logprobs, entropies = _Distribution.apply(logits if temperature == 1.0 else logits / temperature, targets)  # type: ignore[no-untyped-call]
-    return logprobs, entropies
+def _score(stack: Stack, hidden: Tensor, of: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    logits = frozen_linear(functional.rms_norm(hidden, (hidden.shape[-1],), stack.norm, stack.shape.eps), stack.head, None)
+    scored: tuple[Tensor, Tensor] = _Distribution.apply(logits if temperature == 1.0 else logits / temperature, of, targets)  # type: ignore[no-untyped-call]
+    return scored
 
 
 class _Distribution(torch.autograd.Function):
-    """log p(target) and entropy H of softmax(z), from logits z (K, V). With p = softmax(z):
-    d log p_t / dz = onehot(t) - p and dH / dz = -p (log p + H). The backward pass needs one K x V matrix, where autograd keeps three."""
+    """log p(target) and entropy H of softmax(z), for targets of the rows `of` of logits z (C, V). With p = softmax(z):
+    d log p_t / dz = onehot(t) - p and dH / dz = -p (log p + H). The backward pass needs one C x V matrix, where autograd keeps three."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, logits: Tensor, of: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         logprobs = functional.log_softmax(logits, -1)
         entropies = -torch.linalg.vecdot(logprobs.exp(), logprobs)
-        ctx.save_for_backward(logprobs, entropies, targets)
+        ctx.save_for_backward(logprobs, entropies, of, targets)
         ctx.set_materialize_grads(False)
-        return logprobs.gather(1, targets[:, None])[:, 0], entropies
+        return logprobs[of, targets], entropies[of]
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, None]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, None, None]:
+        logprobs, entropies, of, targets = ctx.saved_tensors
         of_logprobs, of_entropies = gradients
-        logprobs, entropies, targets = ctx.saved_tensors
+        if of_logprobs is None and of_entropies is None:
+            return None, None, None
+        of_logits = logprobs.exp()
         if of_entropies is not None:
-            of_logits = (logprobs + entropies[:, None]).mul_(-of_entropies[:, None])
+            total = torch.zeros_like(entropies).index_add_(0, of, of_entropies)
+            factors = (logprobs + entropies[:, None]).mul_(-total[:, None])
             if of_logprobs is not None:
-                of_logits.sub_(of_logprobs[:, None])
-            of_logits.mul_(logprobs.exp())
+                factors.sub_(torch.zeros_like(entropies).index_add_(0, of, of_logprobs)[:, None])
+            of_logits.mul_(factors)
         elif of_logprobs is not None:
-            of_logits = logprobs.exp().mul_(-of_logprobs[:, None])
-        else:
-            return None, None
+            of_logits.mul_(-torch.zeros_like(entropies).index_add_(0, of, of_logprobs)[:, None])
         if of_logprobs is not None:
-            of_logits.scatter_add_(1, targets[:, None], of_logprobs[:, None])
-        return of_logits, None
+            of_logits.view(-1).index_add_(0, of * logprobs.shape[1] + targets, of_logprobs)
+        return of_logits, None, None
+
+
+class _Norm(torch.autograd.Function):
+    """y = x / rms(x), rms with `eps` under the root; dx = (dy - y mean(dy y)) / rms(x)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, eps: float) -> Tensor:
+        scale = torch.linalg.vecdot(x, x).div_(x.shape[-1]).add_(eps).rsqrt_()[..., None]
+        y: Tensor = x * scale
+        ctx.save_for_backward(y, scale)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        y, scale = ctx.saved_tensors
+        mean = torch.linalg.vecdot(gradients[0], y).div_(y.shape[-1])[..., None]
+        return torch.addcmul(gradients[0], y, mean, value=-1).mul_(scale), None
+
+
+class _Gated(torch.autograd.Function):
+    """silu(gate) * up of z = (gate, up); keeps z alone, and fills one gradient instead of joining two."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor) -> Tensor:
+        ctx.save_for_backward(z)
+        gate, up = z.chunk(2, -1)
+        return functional.silu(gate).mul_(up)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (z,) = ctx.saved_tensors
+        gate, up = z.chunk(2, -1)
+        of_z = torch.empty_like(z)
+        of_gate, of_up = of_z.chunk(2, -1)
+        torch.mul(gradients[0], functional.silu(gate), out=of_up)
+        torch.ops.aten.silu_backward.grad_input(gradients[0] * up, gate, grad_input=of_gate)
+        return of_z
+
+
+def _norm(x: Tensor, eps: float) -> Tensor:
+    y: Tensor = _Norm.apply(x, eps)  # type: ignore[no-untyped-call]
+    return y
+
+
+def _gated(z: Tensor) -> Tensor:
+    y: Tensor = _Gated.apply(z)  # type: ignore[no-untyped-call]
+    return y
 
 
 def _apply(stack: Stack, x: Tensor, linear: FusedLinear) -> Tensor:
@@ -154,15 +206,17 @@ def _apply(stack: Stack, x: Tensor, linear: FusedLinear) -> Tensor:
 
 
 def _attend(shape: LlamaShape, layer: FusedLayer, qkv: Tensor, layout: Layout, rotations_N: Tensor) -> Tensor:
-    rotated = shape.heads + shape.kv_heads
-    heads = qkv.view(-1, rotated + shape.kv_heads, shape.head_dim)
-    q, k, v = torch.split(heads, [shape.heads, shape.kv_heads, shape.kv_heads], 1)
+    """`rotations_N` (N, heads and key and value heads, D / 2): 1 for the values."""
+    parts = [shape.heads, shape.kv_heads, shape.kv_heads]
+    heads = qkv.view(-1, sum(parts), shape.head_dim)
     if layer.q_norm is not None and layer.k_norm is not None:
+        q, k, v = torch.split(heads, parts, 1)
         q = functional.rms_norm(q, (shape.head_dim,), layer.q_norm, shape.eps)
         k = functional.rms_norm(k, (shape.head_dim,), layer.k_norm, shape.eps)
-    qk = torch.view_as_complex(torch.cat([q, k], 1).view(-1, rotated, shape.head_dim // 2, 2))
-    q, k = torch.split(torch.view_as_real(qk * rotations_N).flatten(-2), [shape.heads, shape.kv_heads], 1)
-    q, k, v = (layout.to_rows(part).transpose(1, 2) for part in (q, k, v))
+        heads = torch.cat([q, k, v], 1)
+    turned = torch.view_as_real(torch.view_as_complex(heads.view(*rotations_N.shape, 2)) * rotations_N)
+    rows = layout.to_rows(turned.flatten(1)).view(layout.rows, layout.columns, sum(parts), shape.head_dim)
+    q, k, v = torch.split(rows.transpose(1, 2), parts, 1)
     if shape.group > 1:
         k, v = k.repeat_interleave(shape.group, 1), v.repeat_interleave(shape.group, 1)
     attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0)

@@ -54,7 +54,8 @@ class LoraPolicy:
         if not self._fused:
             return self._score_generic(ids_BT, lengths_B, select_BT, temperature)
         chosen = select_BT.flatten().nonzero()[:, 0]
-        return self._score(ids_BT.flatten(), Layout.padded(rows, columns), lengths_B, chosen, temperature)
+        ids_N = ids_BT.flatten()
+        return self._score(ids_N, Layout.padded(rows, columns), lengths_B - 1, chosen - 1, ids_N[chosen], temperature)
 
     def score_packed(self, ids_N: Tensor, starts: tuple[int, ...], select_N: Tensor, temperature: float) -> Scored:
         """See `Policy.score_packed`."""
@@ -66,22 +67,23 @@ class LoraPolicy:
             assert layout.slots is not None
             inside = torch.arange(layout.columns) < lengths_B[:, None]
             return self._score_generic(ids_N[layout.slots], lengths_B, select_N[layout.slots] & inside, temperature)
-        return self._score(ids_N, layout, lengths_B, select_N.nonzero()[:, 0], temperature)
-
-    def score_tree(self, ids_N: Tensor, paths_BT: Tensor, lengths_B: Tensor, select_N: Tensor, temperature: float) -> Scored:
-        """See `SharesPrefixes.score_tree`."""
-        layout = Layout.tree(len(ids_N), paths_BT, lengths_B)
-        assert layout.places is not None
         chosen = select_N.nonzero()[:, 0]
-        if bool((layout.positions[chosen] == 0).any()):
-            raise ValueError("the first token of a row has no log-probability: nothing comes before it")
-        if self._fused:
-            return self._score(ids_N, layout, lengths_B, chosen, temperature, before=paths_BT.flatten()[layout.places[chosen] - 1])
-        places = layout.places[chosen]
-        select_BT = torch.zeros_like(paths_BT, dtype=torch.bool).flatten().index_fill(0, places, True).view_as(paths_BT)
-        scored = self._score_generic(ids_N[paths_BT], lengths_B, select_BT, temperature)
-        order = places.argsort().argsort()
-        return Scored(scored.logprobs_K[order], scored.entropies_K[order])
+        return self._score(ids_N, layout, lengths_B - 1, chosen - 1, ids_N[chosen], temperature)
+
+    def score_tree(self, ids_N: Tensor, paths_BT: Tensor, lengths_B: Tensor, select_BT: Tensor, temperature: float) -> Scored:
+        """See `SharesPrefixes.score_tree`."""
+        _check_selection(paths_BT, lengths_B, select_BT)
+        if not self._fused:
+            return self._score_generic(ids_N[paths_BT], lengths_B, select_BT, temperature)
+        targets_K = ids_N[paths_BT[select_BT]]
+        # What nothing follows need not be computed: the rows' last tokens, where they are not inside another row.
+        before_BT, lengths_B = paths_BT[:, :-1], lengths_B - 1
+        needed_N = torch.zeros(len(ids_N), dtype=torch.bool)
+        needed_N[before_BT[torch.arange(before_BT.shape[1]) < lengths_B[:, None]]] = True
+        before_BT = (needed_N.cumsum(0) - 1).clamp_min(0)[before_BT]
+        ids_N = ids_N[needed_N]
+        layout = Layout.tree(len(ids_N), before_BT, lengths_B)
+        return self._score(ids_N, layout, lengths_B, before_BT[select_BT[:, 1:]], targets_K, temperature)
 
     def save_adapter(self, folder: Path) -> None:
         """See `Policy.save_adapter`."""
@@ -109,23 +111,20 @@ class LoraPolicy:
         """Switches adapter dropout; evaluation of log-probabilities wants it off."""
         self._training = on
 
-    def _score(
-        self, ids_N: Tensor, layout: Layout, lengths_B: Tensor, chosen: Tensor, temperature: float, before: Tensor | None = None
-    ) -> Scored:
-        """`before`: the token ahead of each chosen one, where that is not the one ahead of it in `ids_N`."""
+    def _score(self, ids_N: Tensor, layout: Layout, lengths_B: Tensor, before_K: Tensor, targets_K: Tensor, temperature: float) -> Scored:
+        """log p of `targets_K`, each after the token `before_K` of `ids_N`. Nothing is asked after a row's first `lengths_B` tokens."""
         stack, split = self._stack(layout.columns)
+        contexts_C, of_K = torch.unique(before_K, return_inverse=True)
         with torch.no_grad():
             known = self._sampled(ids_N, layout, lengths_B)
             x = functional.embedding(ids_N, llama.embedding(self._model)) if known is None else known
             x = run_layers(stack, x, layout, 0 if known is None else split, split)
         x = run_layers(stack, x, layout, split, stack.shape.layers)
-        return Scored(*score_hidden(stack, x[chosen - 1 if before is None else before], ids_N[chosen], temperature))
+        return Scored(*score_hidden(stack, x[contexts_C], of_K, targets_K, temperature))
 
     def _sampled(self, ids_N: Tensor, layout: Layout, lengths_B: Tensor) -> Tensor | None:
-        """(N, width) the states that the engine kept at the lowest adapted layer, or None where it lacks a row.
-
-        A row's last token has none, and needs none: nothing comes after it that could look at it.
-        """
+        """(N, width) the states that the engine kept at the lowest adapted layer for each row's first tokens, or None where it lacks
+        a row. Others are zero: nothing that is asked looks at them."""
         if self.hidden_states is None:
             return None
         slots_BT = torch.arange(layout.rows * layout.columns).view(layout.rows, -1) if layout.slots is None else layout.slots
@@ -134,7 +133,7 @@ class LoraPolicy:
             states = self.hidden_states.find(ids_N[slots[:length]].tolist())
             if states is None:
                 return None
-            x[slots[: length - 1]] = states
+            x[slots[:length]] = states
         return x
 
     def _stack(self, columns: int) -> tuple[Stack, int]:

@@ -41,10 +41,10 @@ class SharesPrefixes(Protocol):
     """A policy that computes what several rows have in common only once; the gradient is the sum over the rows all the same."""
 
     def score_tree(
-        self, ids_N: torch.Tensor, paths_BT: torch.Tensor, lengths_B: torch.Tensor, select_N: torch.Tensor, temperature: float
+        self, ids_N: torch.Tensor, paths_BT: torch.Tensor, lengths_B: torch.Tensor, select_BT: torch.Tensor, temperature: float
     ) -> Scored:
         """Tree layout: row b is the tokens `ids_N[paths_BT[b, :lengths_B[b]]]`, with any valid index as filler behind.
 
-        A token on several paths has the same tokens before it on each. Answers in the order of `ids_N`.
+        A token on several paths has the same tokens before it on each. `select_BT` as in `Policy.score`.
         """
         ...

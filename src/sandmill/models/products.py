@@ -1,4 +1,4 @@
-"""Matrix products of the decoder: a fused matrix in; y = x W^T + b, and z + y, out, for any number of rows that is a multiple of 16.
+"""Matrix products of the decoder: a fused matrix in; y = x W^T + b, and z + y, out, for numbers of rows that are a multiple of its own.
 
 A row's bits do not depend on the other rows. Large matrices are laid out once for oneDNN's kernels (1.5 to 2.8 times as fast as handing
 MKL the plain matrix, which it lays out anew in every call; `bench/products.py`), where this build of torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.weak import WeakIdKeyDictionary
 
+from sandmill.models.decoder import ROW_MULTIPLE
 from sandmill.models.llama import FusedLinear
 
 _LARGE: Final = 1 << 17
@@ -24,6 +25,11 @@ _USUAL_ROWS: Final = 64
 
 class Product(Protocol):
     """One matrix, ready to be multiplied by."""
+
+    @property
+    def row_multiple(self) -> int:
+        """x must have a multiple of so many rows, or its bits may depend on their number."""
+        ...
 
     def __call__(self, x: Tensor) -> Tensor:
         """(N, in) -> (N, out)."""
@@ -43,6 +49,8 @@ def product(linear: FusedLinear) -> Product:
 
 
 class _Plain:
+    row_multiple = ROW_MULTIPLE
+
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._weight, self._bias = weight, bias
 
@@ -55,6 +63,9 @@ class _Plain:
 
 
 class _LaidOut:
+    row_multiple = 4
+    """A single row takes another kernel; from 4 to 16 rows the matrix is read in the same time."""
+
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._weight = weight
         self._bias = None if bias is None else bias.detach()
@@ -127,7 +138,7 @@ def _can_lay_out() -> bool:
             x = torch.linspace(-3, 3, 96 * 576).view(96, 576).cos()
             laid_out = _LaidOut(_lay_out(weight), None)
             all_rows = laid_out(x)
-            parts = torch.cat([laid_out(x[:16].contiguous()), laid_out(x[16:48].contiguous()), laid_out(x[48:].contiguous())])
+            parts = torch.cat([laid_out(part.contiguous()) for part in torch.split(x, [4, 8, 32, 52])])
             return torch.equal(all_rows, parts) and torch.allclose(all_rows, x @ weight.t(), rtol=1e-4, atol=1e-3)
     except (AttributeError, NotImplementedError, RuntimeError):
         return False

@@ -29,38 +29,39 @@ def _mix(bits: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return bits ^ (bits >> np.uint64(31))
 
 
-def choose(logits_AV: Tensor, temperatures_A: Tensor, top_ps_A: Tensor, uniforms_A: Tensor) -> tuple[Tensor, Tensor]:
-    """Token ids (A,) int64 and log-probabilities (A,) float64 of the distribution sampled from.
+def choose(logits_DV: Tensor, of_A: Tensor, temperatures_A: Tensor, top_ps_A: Tensor, uniforms_A: Tensor) -> tuple[Tensor, Tensor]:
+    """Token ids (A,) int64 and log-probabilities (A,) float64 of the distribution sampled from; row a's logits are `logits_DV[of_A[a]]`.
 
     Temperature 0 is argmax, with the log-probability under temperature 1. Top-p keeps the smallest set of most likely tokens
     whose mass reaches p (arXiv:1904.09751) and renormalises. float32 logits, float64 `uniforms_A` in [0, 1).
     """
     greedy_A = temperatures_A == 0
-    plain = bool((temperatures_A == 1).all())
-    scaled_AV = logits_AV if plain else logits_AV / torch.where(greedy_A, 1.0, temperatures_A)[:, None]
-    scaled_AV = scaled_AV - scaled_AV.amax(-1, keepdim=True)
-    weights_AV = scaled_AV.exp()
+    if not bool(((temperatures_A == 1) & (top_ps_A >= 1)).all()):  # rows differ in more than their uniform numbers
+        logits_DV = logits_DV[of_A] / torch.where(greedy_A, 1.0, temperatures_A)[:, None]
+        of_A = torch.arange(len(of_A))
+    scaled_DV = logits_DV - logits_DV.amax(-1, keepdim=True)
+    weights_DV = scaled_DV.exp()
     if bool((top_ps_A < 1).any()):
-        weights_AV = torch.where(_nucleus(weights_AV, torch.where(greedy_A, 1.0, top_ps_A)), weights_AV, 0.0)
-    tokens_A, totals_A = _invert(weights_AV, uniforms_A)
+        weights_DV = torch.where(_nucleus(weights_DV, torch.where(greedy_A, 1.0, top_ps_A)), weights_DV, 0.0)
+    tokens_A, totals_A = _invert(weights_DV, of_A, uniforms_A)
     if bool(greedy_A.any()):
-        tokens_A = torch.where(greedy_A, scaled_AV.argmax(-1), tokens_A)
-    return tokens_A, scaled_AV.gather(1, tokens_A[:, None])[:, 0].double() - totals_A.log()
+        tokens_A = torch.where(greedy_A, scaled_DV.argmax(-1), tokens_A)
+    return tokens_A, scaled_DV[of_A, tokens_A].double() - totals_A.log()
 
 
-def _invert(weights_AV: Tensor, uniforms_A: Tensor) -> tuple[Tensor, Tensor]:
+def _invert(weights_DV: Tensor, of_A: Tensor, uniforms_A: Tensor) -> tuple[Tensor, Tensor]:
     """The inverse of the cumulative distribution at `uniforms_A`, and the weights' total."""
-    rows, vocabulary = weights_AV.shape
+    distinct, vocabulary = weights_DV.shape
     if vocabulary < _LARGE_VOCABULARY:
-        sums_AV = weights_AV.cumsum(-1, dtype=torch.float64)
+        sums_AV = weights_DV.cumsum(-1, dtype=torch.float64)[of_A]
         return _first_above(sums_AV, uniforms_A * sums_AV[:, -1]), sums_AV[:, -1]
     # First the block of tokens, then the token in it: five times faster than one long running sum.
-    blocks_ABk = functional.pad(weights_AV, (0, -vocabulary % _BLOCK)).view(rows, -1, _BLOCK)
-    ends_AB = blocks_ABk.sum(-1, dtype=torch.float64).cumsum(-1)
+    blocks_DBk = functional.pad(weights_DV, (0, -vocabulary % _BLOCK)).view(distinct, -1, _BLOCK)
+    ends_AB = blocks_DBk.sum(-1, dtype=torch.float64).cumsum(-1)[of_A]
     targets_A = uniforms_A * ends_AB[:, -1]
-    index_A, block_A = torch.arange(rows), _first_above(ends_AB, targets_A)
-    rest_A = targets_A - functional.pad(ends_AB, (1, 0))[index_A, block_A]
-    place_A = _first_above(blocks_ABk[index_A, block_A].cumsum(-1, dtype=torch.float64), rest_A)
+    block_A = _first_above(ends_AB, targets_A)
+    rest_A = targets_A - functional.pad(ends_AB, (1, 0))[torch.arange(len(of_A)), block_A]
+    place_A = _first_above(blocks_DBk[of_A, block_A].cumsum(-1, dtype=torch.float64), rest_A)
     return (block_A * _BLOCK + place_A).clamp_max(vocabulary - 1), ends_AB[:, -1]
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sandmill.models.decoder import Chunk, Decoder, Ints, round_up, zeros_on_demand
+from sandmill.models.decoder import Chunk, Decoder, Ints, Logits, round_up, zeros_on_demand
 
 _KEY_MULTIPLE = 64
 _PROBE_TOLERANCE = 2e-3
@@ -60,7 +60,7 @@ class BatchedDecoder:
         self._lengths[row] = 0
 
     @torch.no_grad()
-    def extend(self, chunks: Sequence[Chunk]) -> Tensor:
+    def extend(self, chunks: Sequence[Chunk]) -> Logits:
         return _stacked([row for chunk in chunks for row in self._extend(chunk)])
 
     def _extend(self, chunk: Chunk) -> Tensor:
@@ -134,7 +134,7 @@ class RowDecoder:
         self._lengths[row] = 0
 
     @torch.no_grad()
-    def extend(self, chunks: Sequence[Chunk]) -> Tensor:
+    def extend(self, chunks: Sequence[Chunk]) -> Logits:
         logits = []
         for rows_A, ids_AC, counts_A in chunks:
             for row, ids, count in zip(rows_A.tolist(), ids_AC, counts_A.tolist(), strict=True):
@@ -148,9 +148,10 @@ class RowDecoder:
         return logits[0, -1].float()
 
 
-def _stacked(logits: list[Tensor]) -> Tensor:
-    """(A padded, V): element-wise work on it has no vector remainder."""
-    return torch.stack(logits + [logits[0]] * (round_up(len(logits)) - len(logits)))
+def _stacked(logits: list[Tensor]) -> Logits:
+    """Padded: element-wise work on it has no vector remainder."""
+    padding = [logits[0]] * (round_up(len(logits)) - len(logits))
+    return Logits(torch.stack(logits + padding), np.arange(len(logits)))
 
 
 def _plain(model: Any, ids_BT: Tensor) -> tuple[Tensor, Any]:
@@ -193,7 +194,7 @@ def _reproduces(model: Any) -> bool:
         decoder = BatchedDecoder(model, rows=2, context_length=8)
         decoder.extend([Chunk(np.array([0]), first[None, :3], np.array([3]))])
         got = decoder.extend([Chunk(np.array([0, 1]), np.stack([first[3:5], second[:2]]), np.array([2, 1]))])
-        for logits, ids in ((got[0], first), (got[1], second[:1])):
+        for logits, ids in zip(got.distinct_DV[got.of_A], (first, second[:1]), strict=True):
             wanted = _plain(model, torch.from_numpy(ids[None]))[0][0, -1].float()
             if float((logits - wanted).abs().max()) > _PROBE_TOLERANCE * max(1.0, float(wanted.abs().max())):
                 return False

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from sandmill.config.manifest import LossScale, Parameters
 from sandmill.errors import NonFinite, TrainingError
@@ -38,7 +39,7 @@ class Layout(enum.StrEnum):
     PADDED = "padded"
     PACKED = "packed"
     TREE = "tree"
-    """The tokens that the rows of a group have in common before their first sampled one are there once."""
+    """What rows begin with alike, sampled tokens included, is there once."""
 
 
 @dataclass(frozen=True)
@@ -96,10 +97,10 @@ class MicroBatch:
     ids: torch.Tensor
     """int64, [B, T] padded with 0 on the right, or [N] packed or as a tree."""
     select: torch.Tensor
-    """bool, the shape of `ids`."""
+    """bool, the shape of `ids`, in a tree of `paths_BT`."""
     lengths_B: torch.Tensor
     starts: tuple[int, ...]
-    """Where each row (in a tree: what is its own of each row) begins in `ids`."""
+    """Where each row begins when they are laid end to end."""
     paths_BT: torch.Tensor | None
     """int64, of a tree only: indices into `ids` of each row's tokens, the last one repeated behind its end."""
     row_K: torch.Tensor
@@ -234,14 +235,14 @@ def _micro_batch(rows: tuple[Row, ...], layout: Layout) -> MicroBatch:
     lengths = [len(row.ids_T) for row in rows]
     starts = tuple(sum(lengths[:i]) for i in range(len(rows)))
     paths = None
-    if layout is Layout.PADDED:
-        ids = torch.nn.utils.rnn.pad_sequence([row.ids_T for row in rows], batch_first=True, padding_value=0)
-        select = torch.nn.utils.rnn.pad_sequence([row.sampled_T for row in rows], batch_first=True, padding_value=False)
-    elif layout is Layout.PACKED:
+    if layout is Layout.PACKED:
         ids = torch.cat([row.ids_T for row in rows])
         select = torch.cat([row.sampled_T for row in rows])
     else:
-        ids, select, starts, paths = _tree(rows)
+        ids = pad_sequence([row.ids_T for row in rows], batch_first=True, padding_value=0)
+        select = pad_sequence([row.sampled_T for row in rows], batch_first=True, padding_value=False)
+    if layout is Layout.TREE:
+        ids, paths = _tree(rows)
     return MicroBatch(
         rows=rows,
         layout=layout,
@@ -256,32 +257,18 @@ def _micro_batch(rows: tuple[Row, ...], layout: Layout) -> MicroBatch:
     )
 
 
-def _tree(rows: tuple[Row, ...]) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...], torch.Tensor]:
-    """Lays rows end to end, each without the part of its first context that an earlier row of the run of equal groups begins with."""
-    pieces: list[torch.Tensor] = []
-    selected: list[torch.Tensor] = []
-    starts: list[int] = []
-    paths: list[torch.Tensor] = []
-    head: tuple[Row, torch.Tensor] | None = None
-    count = 0
+def _tree(rows: tuple[Row, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The tokens of all rows, those with the same tokens before them once, and each row's path through them."""
+    ids: list[int] = []
+    known: dict[tuple[int, int], int] = {}
+    paths = []
     for row in rows:
-        shared = _common(head[0], row) if head is not None and head[0].group == row.group else 0
-        own = torch.arange(count, count + len(row.ids_T) - shared)
-        path = own if head is None or shared == 0 else torch.cat([head[1][:shared], own])
-        if shared == 0:
-            head = (row, path)
-        pieces.append(row.ids_T[shared:])
-        selected.append(row.sampled_T[shared:])
-        starts.append(count)
+        path: list[int] = []
+        for token in row.ids_T.tolist():
+            place = known.setdefault((path[-1] if path else -1, token), len(ids))
+            if place == len(ids):
+                ids.append(token)
+            path.append(place)
         paths.append(path)
-        count += len(own)
-    columns = max(len(path) for path in paths)
-    filled = [torch.cat([path, path[-1:].expand(columns - len(path))]) for path in paths]
-    return torch.cat(pieces), torch.cat(selected), tuple(starts), torch.stack(filled)
-
-
-def _common(first: Row, second: Row) -> int:
-    """How many tokens two rows begin with alike, none of them sampled."""
-    size = min(int(first.sampled_T.long().argmax()), int(second.sampled_T.long().argmax()))
-    unlike = (first.ids_T[:size] != second.ids_T[:size]).nonzero()
-    return int(unlike[0]) if len(unlike) else size
+    columns = max(map(len, paths))
+    return torch.tensor(ids), torch.tensor([path + path[-1:] * (columns - len(path)) for path in paths])

@@ -9,6 +9,7 @@ context. For a large model a call costs as much for a few tokens as for a hundre
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 
 from sandmill.errors import NonFinite
-from sandmill.models.decoder import Chunk, Decoder, Ints, round_up
+from sandmill.models.decoder import Chunk, Decoder, Ints, round_up, whole_rows
 from sandmill.models.hidden import HiddenStates
 from sandmill.models.llama_decoder import LlamaDecoder
 from sandmill.models.model import Sample, Sampling, StopReason
@@ -143,17 +144,18 @@ class DecodeLoop:
         filling = self._next_to_fill()
         chunks = [Chunk(sampling, self._last[sampling, None], np.ones(len(sampling), np.int64))] if len(sampling) else []
         chunks += [_chunk(requests, size) for size, requests in filling.items()]
-        logits = [self._decoder.extend(chunks)] if chunks else []
-        ready = [(row, index) for index, row in enumerate(sampling.tolist())]
-        first = len(sampling)
+        logits: list[torch.Tensor] = []
+        of: list[int] = []
+        if chunks:
+            answer = self._decoder.extend(chunks)
+            logits, of = [answer.distinct_DV], answer.of_A.tolist()
+        ready = list(zip(sampling.tolist(), of[: len(sampling)], strict=True))
         done = set()
-        for requests in filling.values():
-            for index, request in enumerate(requests, first):
-                request.offset += min(_size(request), len(request.ids) - request.offset)
-                if request.offset == len(request.ids):
-                    done.add(id(request))
-                    ready += [(each.row, index) for each in self._filled(request, logits[0][index])]
-            first += len(requests)
+        for request, index in zip(itertools.chain(*filling.values()), of[len(sampling) :], strict=True):
+            request.offset += min(_size(request), len(request.ids) - request.offset)
+            if request.offset == len(request.ids):
+                done.add(id(request))
+                ready += [(each.row, index) for each in self._filled(request, logits[0][index])]
         if done:
             self._filling = [request for request in self._filling if id(request) not in done]
         for prompt, requests in self._take_joined().items():
@@ -239,12 +241,16 @@ class DecodeLoop:
     def _emit(self, ready: Sequence[tuple[int, int]], logits: torch.Tensor) -> None:
         """Samples one token for each (row, index into `logits`); finishes the rows that stop."""
         rows, indices = np.array(ready, np.int64).T
+        used, of_A = np.unique(indices, return_inverse=True)
+        size = round_up(len(used), whole_rows(logits.shape[1]))
+        if len(logits) < size or used[-1] >= len(used):
+            logits = logits[torch.from_numpy(np.pad(used, (0, size - len(used)), mode="edge"))]
+        logits = logits[:size]
         pad = round_up(len(rows)) - len(rows)
-        if len(logits) != len(rows) + pad or not np.array_equal(indices, np.arange(len(rows))):
-            logits = logits[torch.from_numpy(np.pad(indices, (0, pad), mode="edge"))]
         with torch.inference_mode():
             tokens_A, logprobs_A = choose(
                 logits,
+                torch.from_numpy(np.pad(of_A, (0, pad))),
                 torch.from_numpy(np.pad(self._temperatures[rows], (0, pad), constant_values=1)),
                 torch.from_numpy(np.pad(self._top_ps[rows], (0, pad), constant_values=1)),
                 torch.from_numpy(np.pad(uniform(self._seeds[rows], self._counters[rows]), (0, pad))),
