@@ -21,6 +21,7 @@
 enum { MOST_JOBS = 256, MOST_WORDS = 65536, OWN_OUTPUT = 4 << 20 /* more would make init the largest prey in a memory shortage */ };
 
 static struct job jobs[MOST_JOBS];
+bool guest;
 static bool frozen;           /* every process of the sandbox is stopped */
 static bool strays;           /* a command of the agent's own ended and left processes behind */
 /* The command that the agent supervises itself, because nothing else lived here when it started: no other process to create, and
@@ -35,6 +36,12 @@ static void reply(const struct agent_request *request, int status, uint32_t flag
     wire_send(channel, &answer, sizeof answer, NULL, 0, fd);
 }
 
+/* Where others live beside us, only what was started here. */
+static void kill_everything(void) {
+    if (guest) kill_descendants(getpid(), NULL, 0);
+    else kill(-1, SIGKILL);
+}
+
 static int running_jobs(void) {
     int count = 0;
     for (int i = 0; i < MOST_JOBS; i++) count += jobs[i].supervisor != 0;
@@ -43,17 +50,19 @@ static int running_jobs(void) {
 
 static struct job *find_job(uint32_t id) {
     for (int i = 0; i < MOST_JOBS; i++)
-        if (jobs[i].supervisor && jobs[i].id == id) return &jobs[i];
+        if (jobs[i].supervisor && jobs[i].id == id && !jobs[i].op) return &jobs[i];
     return NULL;
 }
 
 static void job_ended(struct job *job, int status) {
-    if (!WIFEXITED(status) || WEXITSTATUS(status)) {
+    struct agent_reply lost = {.op = job->op, .id = job->id, .status = EIO};
+    if (job->op && (!WIFEXITED(status) || WEXITSTATUS(status))) wire_send(channel, &lost, sizeof lost, NULL, 0, -1);
+    else if (!WIFEXITED(status) || WEXITSTATUS(status)) {
         /* Killed, perhaps before it could report: do it in its place (the host ignores a second report). Only in-sandbox root can have
          * done that, or the host by AGENT_KILL_ALL; what it watched over can no longer be told from the rest, so everything goes, or
          * the killer would outlive its timeout. */
         struct agent_reply answer = {.op = AGENT_EXIT, .id = job->id, .status = SIGKILL};
-        kill(-1, SIGKILL);
+        kill_everything();
         wire_send(channel, &answer, sizeof answer, NULL, 0, -1);
     }
     job->supervisor = 0;
@@ -149,22 +158,26 @@ _Noreturn static void become_supervisor(const struct command *command) {
     supervise(channel, signals, tree_dead, command);
 }
 
+static struct job *free_job(void) {
+    for (int i = 0; i < MOST_JOBS; i++)
+        if (!jobs[i].supervisor) return &jobs[i];
+    return NULL;
+}
+
 static int start_supervised(const struct command *command) {
-    struct job *job = NULL;
-    for (int i = 0; i < MOST_JOBS && !job; i++)
-        if (!jobs[i].supervisor) job = &jobs[i];
+    struct job *job = free_job();
     if (!job) return EAGAIN;
     pid_t pid = fork();
     if (pid == 0) become_supervisor(command);
     if (pid < 0) return errno;
-    *job = (struct job){pid, command->id};
+    *job = (struct job){pid, command->id, 0};
     return 0;
 }
 
 static void start_command(const struct agent_request *request, const struct message *message) {
     struct command command;
     int error = parse_command(request, message, &command);
-    if (!error && !own.command && !running_jobs() && !strays && request->max_output <= OWN_OUTPUT) return start_own(&command);
+    if (!error && !guest && !own.command && !running_jobs() && !strays && request->max_output <= OWN_OUTPUT) return start_own(&command);
     if (!error) error = start_supervised(&command);
     free(command.argv);
     if (error) {
@@ -199,9 +212,26 @@ static void send_signal(const struct agent_request *request) {
 }
 
 static void kill_all(const struct agent_request *request) {
-    kill(-1, SIGKILL);
+    kill_everything();
     reap(0);
     reply(request, 0, 0, -1);
+}
+
+/* A guest acts on files in a process of its own: gVisor has no file-system identity apart from the real one. Returns whether we are that
+ * process, or need none. */
+static bool step_aside(const struct agent_request *request) {
+    struct job *job = free_job();
+    if (!guest) return true;
+    pid_t pid = job ? fork() : -1;
+    if (pid == 0) return true;
+    if (pid > 0) *job = (struct job){pid, request->id, request->op};
+    else reply(request, EAGAIN, 0, -1);
+    return false;
+}
+
+static void step_back(void) {
+    if (guest) _exit(0);
+    own_identity();
 }
 
 /* File operations, with the identity of whom they are for. Returns an errno, and a descriptor for AGENT_OPEN. */
@@ -222,19 +252,19 @@ static int act_on_path(const struct agent_request *request, const char *path, in
 static void use_path(const struct agent_request *request, const struct message *message) {
     int fd = -1, error = EBADMSG;
     const char *path = (const char *)message->payload;
-    if (message->payload_bytes && path[message->payload_bytes - 1] == 0 && path[0] == '/') {
+    if (!step_aside(request)) return;
+    if (message->payload_bytes && path[message->payload_bytes - 1] == 0 && path[0] == '/')
         error = filesystem_identity(UID_OF(request->who), GID_OF(request->who)) ? errno : act_on_path(request, path, &fd);
-        own_identity();
-    }
     reply(request, error, 0, fd);
     if (fd >= 0) close(fd);
+    step_back();
 }
 
 /* A whole tree is removed by a process of its own: it may be of any size. */
 static void remove_folder(const struct agent_request *request, const struct message *message) {
     const char *path = (const char *)message->payload;
     if (!message->payload_bytes || path[message->payload_bytes - 1] || path[0] != '/') return reply(request, EBADMSG, 0, -1);
-    pid_t pid = fork();
+    pid_t pid = guest ? !step_aside(request) : fork();
     if (pid < 0) return reply(request, errno, 0, -1);
     if (pid > 0) return;
     int error = filesystem_identity(UID_OF(request->who), GID_OF(request->who)) || remove_tree(path) ? errno : 0;
@@ -244,10 +274,11 @@ static void remove_folder(const struct agent_request *request, const struct mess
 
 static void write_batch(const struct agent_request *request, const struct message *message) {
     struct batch_result result = {.error = EPERM};
+    if (!step_aside(request)) return;
     if (!filesystem_identity(UID_OF(request->who), GID_OF(request->who))) result = batch_unpack(message->payload, message->payload_bytes);
-    own_identity();
     struct agent_reply answer = {.op = AGENT_WRITE, .id = request->id, .status = result.error};
     wire_send(channel, &answer, sizeof answer, result.path, strlen(result.path), -1);
+    step_back();
 }
 
 static void freeze(const struct agent_request *request) {
@@ -280,7 +311,10 @@ static void receive(void) {
     struct agent_request request;
     struct message message;
     ssize_t got = wire_receive(channel, &request, sizeof request, &message);
-    if (got == 0 || (got < 0 && errno != EBADMSG && errno != EINTR)) _exit(0);
+    if (got == 0 || (got < 0 && errno != EBADMSG && errno != EINTR)) {
+        if (guest) kill_everything(); /* elsewhere the pid namespace goes, and all with it */
+        _exit(0);
+    }
     if (got < 0) return;
     dispatch(&request, &message);
     wire_release(&message);

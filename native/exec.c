@@ -54,7 +54,7 @@ static int start(struct supervision *s, const int fds[3]) {
     volatile int error = 0;
     environ = s->command->env; /* execvp looks up the command's own PATH */
     s->started_us = now_us();
-    for (int tries = 0;; tries++) {
+    for (volatile int tries = 0;; tries++) {
         s->child = vfork();
         if (s->child == 0) become_command(s->command, fds, &error);
         if (s->child >= 0 || errno != EAGAIN || tries == MOST_TRIES) break;
@@ -238,6 +238,7 @@ _Noreturn void supervise(int socket, int signals, int tree_dead, const struct co
     static struct supervision s;
     struct pollfd watched[4];
     prctl(PR_SET_CHILD_SUBREAPER, 1);
+    if (guest) signals = signal_descriptor(); /* gVisor's tells only of the signals of whoever made it */
     int error = supervision_begin(&s, socket, command);
     for (int i = 0; i < 3 && !(command->flags & EXEC_CAPTURE); i++) close(command->fds[i]);
     while (!error && supervision_patience_ms(&s)) {

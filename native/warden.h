@@ -125,6 +125,7 @@ struct sandbox {
     int wait_status;
     struct kept_group group;  /* stays when the sandbox goes */
 };
+int signal_descriptor(void);
 void spawn_sandbox(struct node *node, const struct warden_request *request, const struct message *message, uint32_t slot,
                    struct sandbox *sandbox);
 
@@ -133,11 +134,13 @@ enum {                        /* descriptors of the agent */
     CPU_TASKS = 5,            /* the task list of the commands' cpu group */
     WRITTEN = 6,              /* the folder of all that the sandbox writes */
 };
+extern bool guest;            /* the agent shares its pid namespace with processes that are not its own (guest.c) */
 _Noreturn void agent_serve(int socket, int signals);
 void reap_dead(void);
 struct job {
     pid_t supervisor;         /* 0: free. It may outlive its command */
     uint32_t id;
+    uint32_t op;              /* what else than a command the process does */
 };
 struct command {
     uint32_t id, who, flags;
@@ -173,6 +176,9 @@ bool supervision_move(struct supervision *s, const struct pollfd watched[3]);
 void supervision_ended(struct supervision *s, pid_t pid, int status, const struct rusage *usage);
 void supervision_report(struct supervision *s, int error);
 _Noreturn void supervise(int socket, int signals, int tree_dead, const struct command *command);
+
+/* guest.c */
+int guest_main(int argc, char **argv);
 
 /* tree.c */
 void kill_descendants(pid_t root, const pid_t *spared, int spared_count);
