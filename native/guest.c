@@ -432,6 +432,7 @@ static void send_piece(struct reading *reading) {
     struct stat info;
     if (fstat(reading->fd, &info)) return end_reading(reading, errno, 0);
     if (S_ISDIR(info.st_mode)) return send_listing(reading);
+    if (!reading->left) return end_reading(reading, 0, 0);
     ssize_t got = read(reading->fd, piece, reading->left < PIECE ? (size_t)reading->left : PIECE);
     if (got > 0) {
         emit_output(reading->id, false, piece, (size_t)got);
@@ -539,7 +540,8 @@ int guest_main(int argc, char **argv) {
     prctl(PR_SET_DUMPABLE, 0);
     emit(&ready, error ? argv[1] : who, error ? strlen(argv[1]) : (size_t)length);
     if (!error) relay();
+    if (getpid() == 1) return 0; /* and everything with us */
     close(agent); /* the agent kills what runs and ends */
-    waitpid(pid, &status, 0);
+    for (int tries = 0; tries < 1000 && !waitpid(pid, &status, WNOHANG); tries++) usleep(5000);
     return 0;
 }

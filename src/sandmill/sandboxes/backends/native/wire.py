@@ -44,6 +44,7 @@ _AGENT_REQUEST: Final = struct.Struct("=8IQ")
 _AGENT_REPLY: Final = struct.Struct("=2IiI2I4Q")
 _BATCH_ENTRY: Final = struct.Struct("=3I")
 REPLY_BYTES: Final = _AGENT_REPLY.size
+REQUEST_BYTES: Final = _AGENT_REQUEST.size
 
 
 def identity(uid: int, gid: int) -> int:
