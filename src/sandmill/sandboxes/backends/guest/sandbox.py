@@ -271,7 +271,7 @@ async def create_guest(
     backend.check(spec)
     payload = place(files or {}, spec.workdir)
     if not WARDEN.exists():
-        raise IsolationUnavailable("the sandbox guest was not built with this installation; install sandmill again with a C compiler present")
+        raise IsolationUnavailable("the sandbox guest was not built; install sandmill again with a C compiler present")
     room = _rooms.setdefault((asyncio.get_running_loop(), backend.name), asyncio.Semaphore(_MAKING_AT_ONCE))
     async with room:
         sandbox = GuestSandbox(spec, backend)

@@ -33,7 +33,7 @@ def write_bundle(folder: Path, root: Path, spec: SandboxSpec, guest: Sequence[st
             "args": [GUEST, *guest],
             "env": ["PATH=/usr/bin:/bin"],
             "cwd": "/",
-            "capabilities": {kind: held for kind in ("bounding", "effective", "permitted")},
+            "capabilities": dict.fromkeys(("bounding", "effective", "permitted"), held),
             "rlimits": [{"type": "RLIMIT_NOFILE", "soft": _OPEN_FILES[0], "hard": _OPEN_FILES[1]}],
             "noNewPrivileges": True,
         },
@@ -68,7 +68,12 @@ def _writable(spec: SandboxSpec) -> list[dict[str, Any]]:
     if not any(posixpath.commonpath((place, spec.workdir)) == place for place in places):
         places[spec.workdir] = f"mode=0755,uid={USER_UID},gid={USER_UID}"
     return [
-        {"destination": place, "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "nodev", f"size={spec.disk_bytes}", *rest.split(",")]}
+        {
+            "destination": place,
+            "type": "tmpfs",
+            "source": "tmpfs",
+            "options": ["nosuid", "nodev", f"size={spec.disk_bytes}", *rest.split(",")],
+        }
         for place, rest in places.items()
     ]
 

@@ -138,4 +138,4 @@ class GvisorMachine:
                     if int(counts.get("oom_kill", 0)):
                         return "its memory was used up"
         lines = self._said.decode("utf-8", "backslashreplace").strip().splitlines()
-        return f"runsc said {ascii(lines[-1][:300])}" if lines else ""
+        return f"runsc said {lines[-1][:300]!a}" if lines else ""
