@@ -9,6 +9,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/capability.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -18,6 +19,7 @@
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -509,8 +511,14 @@ _Noreturn static void be_agent(int socket) {
     if (dup3(high, 3, O_CLOEXEC) < 0 || (signals != 4 && dup3(signals, 4, O_CLOEXEC) < 0)) _exit(1);
     if (dup3(tasks, CPU_TASKS, O_CLOEXEC) < 0 || dup3(tasks, WRITTEN, O_CLOEXEC) < 0) _exit(1);
     for (int fd = WRITTEN + 1; fd < 64; fd++) close(fd);
-    guest = true;
     agent_serve(3, 4);
+}
+
+static bool can_change_identity(void) {
+    struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
+    struct __user_cap_data_struct data[2] = {0};
+    uint32_t needed = 1u << CAP_SETUID | 1u << CAP_SETGID;
+    return !syscall(SYS_capget, &header, data) && (data[0].effective & needed) == needed;
 }
 
 /* guest binary|text WORKDIR UID GID PROCESSES: reports with AGENT_READY, whose text is the uid and gid that commands can have, and
@@ -527,7 +535,8 @@ int guest_main(int argc, char **argv) {
     signal(SIGPIPE, SIG_IGN);
     int error = own_folder(argv[1], uid, gid);
     if (!error && own_folder("/home/user", uid, gid)) errno = 0; /* a read-only one will do without */
-    bool root = !geteuid() && !privileges_reduce_agent(&node, &limits);
+    guest = true;
+    bool root = !geteuid() && !privileges_reduce_agent(&node, &limits) && can_change_identity();
     if (!root) uid = geteuid(), gid = getegid();
     int length = snprintf(who, sizeof who, "%u %u%s", uid, gid, root ? " root" : "");
     struct agent_reply ready = {.op = AGENT_READY, .status = error, .flags = error ? NOT_STARTED : 0};
