@@ -15,9 +15,11 @@ MANAGED: Final = "app.kubernetes.io/managed-by"
 NETWORK: Final = "sandmill.dev/network"
 CONTAINER: Final = "sandbox"
 _CAPABILITIES: Final = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETPCAP")
-_WAITS: Final = "trap exit TERM; while :; do sleep 3600 & wait; done"
+_WAITS: Final = 'p=${TMPDIR:-/tmp}/.end; mkfifo -m 600 "$p" && read _ <"$p"'
 # The guest's bytes come first. When it ends, which it does when its connection does, the pod ends too.
-_STARTS: Final = 'p=${TMPDIR:-/tmp}/.guest; head -c "$1" >"$p" && chmod 755 "$p" && shift && "$p" "$@"; c=$?; kill -TERM 1; exit $c'
+_STARTS: Final = (
+    't=${TMPDIR:-/tmp}; p=$t/.guest; head -c "$1" >"$p" && chmod 755 "$p" && shift && "$p" "$@"; c=$?; [ -p "$t/.end" ] && : >"$t/.end"; exit $c'
+)
 _PRIVATE: Final = {
     "0.0.0.0/0": ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16", "127.0.0.0/8"),
     "::/0": ("fc00::/7", "fe80::/10", "::1/128"),
@@ -33,7 +35,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     runtime_class: str | None = None
     """`gvisor`, `kata`: whatever the cluster calls its stronger wall. None: its default runtime."""
     image: str = "debian:stable-slim"
-    """Needs `sh`, `head`, `chmod` and `sleep`."""
+    """Needs `sh`, `head`, `chmod` and `mkfifo`."""
 
     @classmethod
     def of(cls, environment: Mapping[str, str] = os.environ) -> Settings:
