@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/stat.h>
@@ -21,6 +22,8 @@
 enum { MOST_JOBS = 256, MOST_WORDS = 65536, OWN_OUTPUT = 4 << 20 /* more would make init the largest prey in a memory shortage */ };
 
 static struct job jobs[MOST_JOBS];
+int *asked_signal;            /* a guest's supervisor reads here which signal to send: gVisor's signals carry no number along */
+static int *asked_signals;
 bool guest;
 static bool frozen;           /* every process of the sandbox is stopped */
 static bool strays;           /* a command of the agent's own ended and left processes behind */
@@ -167,6 +170,7 @@ static struct job *free_job(void) {
 static int start_supervised(const struct command *command) {
     struct job *job = free_job();
     if (!job) return EAGAIN;
+    if (guest) asked_signal = &asked_signals[job - jobs];
     pid_t pid = fork();
     if (pid == 0) become_supervisor(command);
     if (pid < 0) return errno;
@@ -208,7 +212,10 @@ static void send_signal(const struct agent_request *request) {
     union sigval number = {.sival_int = (int)request->first};
     if (request->first < 1 || request->first > 64) return;
     if (own.command && own_command.id == request->id && !own.exited) kill(-own.child, (int)request->first);
-    else if (job) sigqueue(job->supervisor, SIGUSR2, number);
+    else if (job) {
+        if (guest) asked_signals[job - jobs] = (int)request->first;
+        sigqueue(job->supervisor, SIGUSR2, number);
+    }
 }
 
 static void kill_all(const struct agent_request *request) {
@@ -326,6 +333,8 @@ _Noreturn void agent_serve(int socket, int signal_fd) {
     signals = signal_fd;
     tree_dead = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     prctl(PR_SET_NAME, "init");
+    if (guest) asked_signals = mmap(NULL, MOST_JOBS * sizeof(int), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (asked_signals == MAP_FAILED) _exit(1);
     for (;;) {
         int patience_ms = own.command ? supervision_patience_ms(&own) : -1;
         if (patience_ms == 0) {

@@ -224,7 +224,7 @@ static void handle_signals(struct supervision *s, int signals, int tree_dead) {
     pid_t pid;
     while (read(signals, &info, sizeof info) == sizeof info) {
         uint64_t one = 1;
-        if (info.ssi_signo == SIGUSR2 && !s->exited) kill(-s->child, info.ssi_int);
+        if (info.ssi_signo == SIGUSR2 && !s->exited) kill(-s->child, guest ? *asked_signal : info.ssi_int);
         if (info.ssi_signo != SIGUSR1) continue;
         kill_descendants(getpid(), NULL, 0);
         if (write(tree_dead, &one, sizeof one) < 0) break;

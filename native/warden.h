@@ -134,6 +134,7 @@ enum {                        /* descriptors of the agent */
     CPU_TASKS = 5,            /* the task list of the commands' cpu group */
     WRITTEN = 6,              /* the folder of all that the sandbox writes */
 };
+extern int *asked_signal;
 extern bool guest;            /* the agent shares its pid namespace with processes that are not its own (guest.c) */
 _Noreturn void agent_serve(int socket, int signals);
 void reap_dead(void);

@@ -60,7 +60,9 @@ class Cluster:
         body = await request.json()
         self.asked.append(body)
         name = body["metadata"]["name"]
-        if not set(_labels(body).values()) & {policy["spec"]["podSelector"]["matchLabels"]["sandmill.dev/network"] for policy in self.policies.values()}:
+        if not set(_labels(body).values()) & {
+            policy["spec"]["podSelector"]["matchLabels"]["sandmill.dev/network"] for policy in self.policies.values()
+        }:
             return _status(403, "Forbidden", "a pod without a network policy")
         body["status"] = {"phase": "Pending"}
         self.pods[name] = body
@@ -183,7 +185,9 @@ def _container_status(container: dict[str, Any], state: dict[str, Any]) -> dict[
 
 
 def _status(code: int, reason: str, message: str) -> Response:
-    return JSONResponse({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": reason, "message": message, "code": code}, code)
+    return JSONResponse(
+        {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": reason, "message": message, "code": code}, code
+    )
 
 
 def _refusal(headers: Any) -> Response | None:

@@ -26,7 +26,7 @@ from protobuf import Oneof
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Mount, Route
+from starlette.routing import Route
 
 from sandmill.sandboxes import PIPE, Process, Sandbox
 
@@ -76,7 +76,9 @@ class Fleet(ProcessService):
         body = await request.json()
         self.asked.append(body)
         id = f"vm{secrets.token_hex(6)}"
-        self.boxes[id] = await Sandbox.create.aio(memory="256Mi", disk="64Mi", idle_timeout="1h", workdir="/start", backend="native", server="")
+        self.boxes[id] = await Sandbox.create.aio(
+            memory="256Mi", disk="64Mi", idle_timeout="1h", workdir="/start", backend="native", server=""
+        )
         self.expire(id, body["timeout"])
         answer = {"sandboxID": id, "clientID": "c", "templateID": body["templateID"], "envdVersion": ENVD, "envdAccessToken": f"t-{id}"}
         return JSONResponse(answer, 201)
@@ -87,7 +89,8 @@ class Fleet(ProcessService):
         return JSONResponse([])
 
     async def kill(self, request: Request) -> Response:
-        return Response(status_code=204 if await self.lose(request.path_params["id"]) else 404)
+        gone = await self.lose(request.path_params["id"])
+        return Response(status_code=204) if gone else JSONResponse({"code": 404, "message": "no such sandbox"}, 404)
 
     async def timeout(self, request: Request) -> Response:
         id = request.path_params["id"]

@@ -15,7 +15,12 @@ from sandmill.errors import ConfigError, IsolationUnavailable
 from sandmill.sandboxes.backends.seam import Backend, BackendName
 
 _EXTRAS: Final = {BackendName.E2B: "e2b", BackendName.KUBERNETES: "kubernetes"}
-_backends: dict[tuple[asyncio.AbstractEventLoop, BackendName], Backend] = {}
+_VARIABLES: Final = {
+    BackendName.GVISOR: ("SANDMILL_RUNSC", "SANDMILL_STATE"),
+    BackendName.KUBERNETES: ("KUBECONFIG", *(f"SANDMILL_KUBERNETES_{name}" for name in ("NAMESPACE", "RUNTIME_CLASS", "IMAGE"))),
+}
+"""What of the environment a backend reads only once."""
+_backends: dict[tuple[object, ...], Backend] = {}
 
 
 def choose(backend: str | None, server: str | None) -> tuple[BackendName, str]:
@@ -45,7 +50,7 @@ def named(text: str) -> BackendName:
 
 def load(name: BackendName) -> Backend:
     """One of those whose sandboxes are guests. On the sandbox loop. Raises IsolationUnavailable when its package is missing."""
-    place = (asyncio.get_running_loop(), name)
+    place = (asyncio.get_running_loop(), name, *map(os.environ.get, _VARIABLES.get(name, ())))
     if place not in _backends:
         _backends[place] = _load(name)
     return _backends[place]

@@ -16,7 +16,7 @@ from e2b.exceptions import AuthenticationException, RateLimitException, ServiceB
 from e2b.sandbox.sandbox_api import SandboxNetworkOpts
 
 from sandmill.errors import IsolationUnavailable, SandboxCreateFailed
-from sandmill.sandboxes.backends.e2b.machine import FAILURES, LEASE_S, E2BMachine, said
+from sandmill.sandboxes.backends.e2b.machine import FAILURES, LEASE_S, SPARE_S, E2BMachine, said
 from sandmill.sandboxes.backends.seam import BackendName, Hearing, Usable
 from sandmill.sandboxes.spec import EgressMode, SandboxSpec
 
@@ -43,7 +43,13 @@ class E2B:
 
     async def create(self, spec: SandboxSpec, guest: Sequence[str], hearing: Hearing) -> E2BMachine:
         """A microVM; waits while the fleet is at its limit."""
-        machine = E2BMachine(await self._box(spec), hearing, spec.timeout_s)
+        making = asyncio.get_running_loop().create_task(self._box(spec))
+        try:
+            box = await asyncio.shield(making)
+        except asyncio.CancelledError:
+            making.add_done_callback(_unwanted)  # the request is on its way: what it makes must not stay
+            raise
+        machine = E2BMachine(box, hearing, spec.timeout_s)
         try:
             await machine.start(guest)
         except BaseException:
@@ -68,7 +74,7 @@ class E2B:
             try:
                 return await AsyncSandbox.create(
                     spec.image,
-                    timeout=max(1, min(LEASE_S, round(spec.timeout_s))),
+                    timeout=max(1, min(LEASE_S, round(spec.timeout_s) + SPARE_S)),
                     metadata={"sandmill": "sandbox"},
                     allow_internet_access=spec.network.mode is not EgressMode.DENY,
                     network=_network(spec),
@@ -82,6 +88,16 @@ class E2B:
                 raise IsolationUnavailable(f"the E2B fleet refused the key: {said(error)}; {_FIX}") from error
             except FAILURES as error:
                 raise SandboxCreateFailed(f"the E2B fleet made no sandbox: {said(error)}") from error
+
+
+_ending: set[asyncio.Task[bool]] = set()
+
+
+def _unwanted(making: asyncio.Task[AsyncSandbox]) -> None:
+    if not making.cancelled() and making.exception() is None:
+        end = asyncio.get_running_loop().create_task(making.result().kill())
+        _ending.add(end)
+        end.add_done_callback(_ending.discard)
 
 
 def _network(spec: SandboxSpec) -> SandboxNetworkOpts | None:

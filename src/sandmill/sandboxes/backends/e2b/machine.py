@@ -26,9 +26,11 @@ from sandmill.errors import SandboxCreateFailed, SandboxError
 from sandmill.sandboxes.backends.guest.program import guest_program
 from sandmill.sandboxes.backends.seam import Hearing
 
-FAILURES: Final = (SandboxException, AuthenticationException, ServiceBusyException, OSError)
+FAILURES: Final = (SandboxException, AuthenticationException, ServiceBusyException, OSError, ValueError)
 """What the package raises for anything that goes wrong outside."""
 LEASE_S: Final = 300
+SPARE_S: Final = 30
+"""A sandbox whose time is over is ended from here, with the reason; the fleet does so a little later."""
 _RENEW_S: Final = LEASE_S / 3
 _BUSY_FOR_S: Final = 60.0
 _PAUSE_S: Final = 0.2
@@ -43,7 +45,7 @@ class E2BMachine:
     def __init__(self, box: AsyncSandbox, hearing: Hearing, timeout_s: float) -> None:
         self._box = box
         self._hearing = hearing
-        self._ends_at = asyncio.get_running_loop().time() + timeout_s
+        self._ends_at = asyncio.get_running_loop().time() + timeout_s + SPARE_S
         self._queue: asyncio.Queue[bytes] = asyncio.Queue()
         self._handle: AsyncCommandHandle[Any] | None = None
         self._tasks: list[asyncio.Task[None]] = []

@@ -7,8 +7,10 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
@@ -73,7 +75,7 @@ class Kubernetes:
         machine = Pod(name, settings.namespace, core, hearing)
         try:
             await self._police(spec.network.mode)
-            await self._make(core, pod(name, spec, settings))
+            await in_full(self._make(core, pod(name, spec, settings)))  # cancelled halfway, it might come to be after its deletion
             await self._await_running(core, name)
             program = guest_program()
             machine.attach(await self._start(name, guest_command(len(program), guest)))
@@ -175,15 +177,29 @@ class Kubernetes:
         return socket
 
 
+async def in_full(work: Coroutine[Any, Any, None]) -> None:
+    """Awaits `work` to its end even when cancelled."""
+    task = asyncio.get_running_loop().create_task(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
+
+
 def _ours() -> str:
     return f"{MANAGED}=sandmill,{NETWORK}"
 
 
 async def _configuration() -> Configuration:
     """The cluster's address and this user's credentials. Raises IsolationUnavailable."""
-    found = Configuration()
+    found, path = Configuration(), os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
     try:
-        await config.load_config(client_configuration=found)
+        if os.environ.get("KUBECONFIG") or Path(path).exists():
+            await config.load_kube_config(config_file=path, client_configuration=found)
+        else:
+            in_cluster: Any = config.load_incluster_config  # untyped
+            in_cluster(client_configuration=found)
     except (ConfigException, OSError, ValueError, TypeError) as error:
         raise IsolationUnavailable(f"backend kubernetes knows no cluster: {ascii(str(error)[:200])[1:-1]}; {_FIX}") from error
     return found

@@ -15,10 +15,13 @@ MANAGED: Final = "app.kubernetes.io/managed-by"
 NETWORK: Final = "sandmill.dev/network"
 CONTAINER: Final = "sandbox"
 _CAPABILITIES: Final = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETPCAP")
+_SPARE_S: Final = 30
+"""A sandbox whose time is over is ended from here, with the reason; the cluster does so a little later."""
 _WAITS: Final = 'p=${TMPDIR:-/tmp}/.end; mkfifo -m 600 "$p" && read _ <"$p"'
 # The guest's bytes come first. When it ends, which it does when its connection does, the pod ends too.
 _STARTS: Final = (
-    't=${TMPDIR:-/tmp}; p=$t/.guest; head -c "$1" >"$p" && chmod 755 "$p" && shift && "$p" "$@"; c=$?; [ -p "$t/.end" ] && : >"$t/.end"; exit $c'
+    't=${TMPDIR:-/tmp}; p=$t/.guest; head -c "$1" >"$p" && chmod 755 "$p" && shift && "$p" "$@"; c=$?; '
+    '[ -p "$t/.end" ] && : >"$t/.end"; exit $c'
 )
 _PRIVATE: Final = {
     "0.0.0.0/0": ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16", "127.0.0.0/8"),
@@ -61,7 +64,7 @@ def pod(name: str, spec: SandboxSpec, settings: Settings) -> Json:
     }
     body: Json = {
         "restartPolicy": "Never",
-        "activeDeadlineSeconds": max(1, math.ceil(spec.timeout_s)),
+        "activeDeadlineSeconds": math.ceil(spec.timeout_s) + _SPARE_S,
         "terminationGracePeriodSeconds": 0,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
