@@ -22,6 +22,7 @@ from server_process import serving as server_process
 
 GUESTS = (*(("gvisor",) if shutil.which("runsc") else ()), "e2b", "kubernetes")
 BACKENDS = ("native", "server", *GUESTS)
+Maker = Callable[..., Sandbox]
 SMALL = {"memory": "256Mi", "disk": "32Mi"}
 
 

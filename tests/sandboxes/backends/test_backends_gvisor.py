@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from places import SMALL, gvisor_left
+from places import SMALL, environment, gvisor_left
 
 from sandmill.errors import SandboxGone, Unsupported
 from sandmill.sandboxes import Egress, Sandbox, block_on
@@ -119,14 +119,8 @@ def test_it_ends_with_its_owner(way: signal.Signals | None, tmp_path: Path) -> N
     if way is None:
         assert left == []
         assert list((tmp_path / "gvisor").iterdir()) == []
-    before = os.environ["SANDMILL_STATE"] if "SANDMILL_STATE" in os.environ else None
-    os.environ["SANDMILL_STATE"] = str(tmp_path)
-    try:
+    with environment({"SANDMILL_STATE": str(tmp_path)}):
         assert sweep("runsc") == (0 if way is None else 1)
-    finally:
-        os.environ.pop("SANDMILL_STATE")
-        if before is not None:
-            os.environ["SANDMILL_STATE"] = before
     assert not any(Path(group).exists() for group in left)
     assert list((tmp_path / "gvisor").iterdir()) == []
 
@@ -143,4 +137,3 @@ def test_it_knows_that_it_is_usable() -> None:
         return (await load(BackendName.GVISOR).usable()).ok
 
     assert block_on(ask())
-

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,9 +11,7 @@ import pytest
 from sandmill.sandboxes import Sandbox
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "backends"))
-from places import BACKENDS, Place, place
-
-Maker = Callable[..., Sandbox]
+from places import BACKENDS, Maker, Place, place
 
 
 @pytest.fixture(scope="module", params=BACKENDS)

@@ -82,7 +82,8 @@ class GvisorMachine:
                 async with asyncio.timeout(_PATIENCE_S):
                     await process.wait()
             except TimeoutError:
-                await in_thread(lambda: delete(self._place.runsc, self._place.folder / "runsc", self.id))
+                if not [remove_group(group) for group in self._groups]:
+                    await in_thread(lambda: delete(self._place.runsc, self._place.folder / "runsc", self.id))
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
                 await process.wait()

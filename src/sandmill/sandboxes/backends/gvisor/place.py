@@ -77,10 +77,11 @@ def sweep(runsc: str) -> int:
 
 def discard(folder: Path, runsc: str) -> None:
     """Removes one owner's sandboxes, control groups and folder. Idempotent; what cannot be removed stays for a later sweep."""
-    state = folder / "runsc"
-    for id in {name.partition("_sandbox:")[2].partition(".")[0] or name for name in _names(state)}:
-        delete(runsc, state, id)
     groups = [Path(line) for line in _lines(folder / "groups")]
+    if not groups:  # else whatever runs is in them, and killing that takes no 5 seconds
+        for name in _names(folder / "runsc"):
+            if "_sandbox:" in name:
+                delete(runsc, folder / "runsc", name.partition("_sandbox:")[0])
     deadline = time.monotonic() + _DYING_S
     while [group for group in groups if not remove_group(group)]:
         if time.monotonic() > deadline:
