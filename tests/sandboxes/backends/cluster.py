@@ -36,6 +36,7 @@ class Cluster:
         """The bodies of all pods that were made."""
         self.busy = 0
         self.image_missing = False
+        self.loop: asyncio.AbstractEventLoop | None = None
         self._mains: set[asyncio.Task[None]] = set()
 
     def app(self) -> Any:
@@ -54,6 +55,7 @@ class Cluster:
     async def create(self, request: Request) -> Response:
         if refusal := _refusal(request.headers):
             return refusal
+        self.loop = asyncio.get_running_loop()
         if self.busy:
             self.busy -= 1
             return _status(429, "TooManyRequests", "try again later")

@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any, Final
 
+import httpx
 from e2b import AsyncCommandHandle, AsyncSandbox
 from e2b.exceptions import (
     AuthenticationException,
@@ -26,7 +27,7 @@ from sandmill.errors import SandboxCreateFailed, SandboxError
 from sandmill.sandboxes.backends.guest.program import guest_program
 from sandmill.sandboxes.backends.seam import Hearing
 
-FAILURES: Final = (SandboxException, AuthenticationException, ServiceBusyException, OSError, ValueError)
+FAILURES: Final = (SandboxException, AuthenticationException, ServiceBusyException, httpx.HTTPError, OSError, ValueError)
 """What the package raises for anything that goes wrong outside."""
 LEASE_S: Final = 300
 SPARE_S: Final = 30

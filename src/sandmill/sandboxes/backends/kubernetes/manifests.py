@@ -17,7 +17,7 @@ CONTAINER: Final = "sandbox"
 _CAPABILITIES: Final = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETPCAP")
 _SPARE_S: Final = 30
 """A sandbox whose time is over is ended from here, with the reason; the cluster does so a little later."""
-_WAITS: Final = 'p=${TMPDIR:-/tmp}/.end; mkfifo -m 600 "$p" && read _ <"$p"'
+_WAITS: Final = 'p=${TMPDIR:-/tmp}/.end; mkfifo -m 600 "$p" && { read _ <"$p"; exit 0; }'
 # The guest's bytes come first. When it ends, which it does when its connection does, the pod ends too.
 _STARTS: Final = (
     't=${TMPDIR:-/tmp}; p=$t/.guest; head -c "$1" >"$p" && chmod 755 "$p" && shift && "$p" "$@"; c=$?; '
