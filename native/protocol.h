@@ -66,9 +66,9 @@ struct warden_reply {
 enum { AGENT_READY = 1, AGENT_EXEC, AGENT_SIGNAL, AGENT_KILL_TREE, AGENT_KILL_ALL, AGENT_PING, AGENT_OPEN, AGENT_WRITE,
        AGENT_REMOVE, AGENT_MKDIR, AGENT_OUTPUT, AGENT_EXIT, AGENT_STARTED,
        AGENT_WRITTEN /* hands back the folder of everything the sandbox wrote */, AGENT_FREEZE, AGENT_THAW,
-       /* between host and guest (guest.c) only: a piece of a payload, before the rest of it; bytes for a command's standard input, none: its
-        * end, answered with how many it has taken in all (user_us) or EPIPE. Output and file contents come back as AGENT_OUTPUT. */
        AGENT_PART, AGENT_INPUT };
+/* The last two are between host and guest (guest.c) only: a piece of a payload, before the rest of it; bytes for a command's standard
+ * input (none: its end), answered with how many it has taken in all (user_us) or EPIPE. */
 
 struct agent_request {
     uint32_t op, id, flags, payload_bytes;

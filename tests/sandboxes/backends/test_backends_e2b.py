@@ -113,7 +113,7 @@ def test_a_fleet_that_does_not_answer_is_one_sentence(fleet: Fleet, monkeypatch:
     assert usable().fix.startswith("set E2B_API_KEY")
 
 
-def test_a_guest_that_cannot_run_there_is_a_failed_creation(fleet: Fleet, monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+def test_a_guest_that_cannot_run_there_is_a_failed_creation(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SANDMILL_GUEST", "/etc/passwd")  # as good as another architecture's
     with pytest.raises(SandboxCreateFailed, match=r"the guest ended with exit code 12[67]"):
         create()
