@@ -178,6 +178,24 @@ void supervision_ended(struct supervision *s, pid_t pid, int status, const struc
 void supervision_report(struct supervision *s, int error);
 _Noreturn void supervise(int socket, int signals, int tree_dead, const struct command *command);
 
+/* frames.c */
+struct buffer {
+    unsigned char *data;
+    size_t bytes, room;
+};
+void frames_begin(bool as_text);
+bool frames_take(void (*take)(const unsigned char *frame, size_t bytes));
+void frame_send(const struct agent_reply *reply, const void *data, size_t bytes);
+void output_send(uint32_t id, bool is_err, const void *data, size_t bytes);
+void buffer_append(struct buffer *buffer, const void *data, size_t bytes);
+_Noreturn void guest_give_up(const char *why);
+
+/* reading.c */
+bool reading_begin(uint32_t id, uint64_t limit);
+bool reading_opened(struct agent_reply *reply, int fd);
+bool readings_wait(void);
+void readings_move(void);
+
 /* guest.c */
 int guest_main(int argc, char **argv);
 

@@ -21,11 +21,15 @@ from sandmill.sandboxes.backends.gvisor.place import sweep
 from sandmill.sandboxes.backends.seam import BackendName
 
 OWNER = """
-import sys
+import os, sys, time
 from sandmill import Sandbox
 box = Sandbox.create(backend="gvisor", memory="256Mi", disk="32Mi")
 box.exec("sh", "-c", "trap '' TERM; (setsid sleep 1000 &); sleep 1000")
-print("ready", flush=True)
+child = os.fork() if "fork" in sys.argv else 0
+if "fork" in sys.argv and not child:
+    time.sleep(120)
+    os._exit(0)
+print("ready", child, flush=True)
 sys.stdin.readline()
 """
 
@@ -92,10 +96,14 @@ def test_it_ends_when_runsc_is_killed() -> None:
     assert not [line for line in runsc_processes(Path("/")) if machine.id in line]
 
 
-@pytest.mark.parametrize("way", [signal.SIGKILL, signal.SIGTERM, None], ids=["killed", "terminated", "ended"])
-def test_it_ends_with_its_owner(way: signal.Signals | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("way", "how"),
+    [(signal.SIGKILL, "alone"), (signal.SIGKILL, "fork"), (signal.SIGTERM, "alone"), (None, "alone")],
+    ids=["killed", "killed beside a forked child", "terminated", "ended"],
+)
+def test_it_ends_with_its_owner(way: signal.Signals | None, how: str, tmp_path: Path) -> None:
     owner = subprocess.Popen(
-        [sys.executable, "-c", OWNER],
+        [sys.executable, "-c", OWNER, how],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -104,7 +112,8 @@ def test_it_ends_with_its_owner(way: signal.Signals | None, tmp_path: Path) -> N
     try:
         assert owner.stdout is not None
         assert owner.stdin is not None
-        assert owner.stdout.readline() == "ready\n"
+        ready, child = owner.stdout.readline().split()
+        assert ready == "ready"
         assert runsc_processes(tmp_path)
         if way is not None:
             owner.send_signal(way)
@@ -112,6 +121,8 @@ def test_it_ends_with_its_owner(way: signal.Signals | None, tmp_path: Path) -> N
         owner.stdout.close()
         owner.wait(30)
         until(lambda: not runsc_processes(tmp_path))
+        if int(child):
+            os.kill(int(child), signal.SIGKILL)
     finally:
         owner.kill()
         owner.wait()

@@ -24,6 +24,7 @@ from e2b.exceptions import (
 from e2b.sandbox.commands.command_handle import CommandExitException
 
 from sandmill.errors import SandboxCreateFailed, SandboxError
+from sandmill.sandboxes.backends.guest.ending import end_tasks
 from sandmill.sandboxes.backends.guest.program import guest_program
 from sandmill.sandboxes.backends.seam import Hearing
 
@@ -82,9 +83,7 @@ class E2BMachine:
 
     async def destroy(self) -> None:
         """Kills the VM. Raises SandboxError when the fleet does not answer; then its lease ends it."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(self._tasks)
         try:
             await self._box.kill(request_timeout=_REQUEST_S)
         except SandboxNotFoundException:
@@ -131,11 +130,14 @@ class E2BMachine:
         self._hearing.ended(f"{why}: {self._errors.strip()[-300:]!a}" if self._errors.strip() else why)
 
     async def _renew(self) -> None:
-        while True:
+        loop = asyncio.get_running_loop()
+        renewed = loop.time()
+        while loop.time() - renewed < LEASE_S:
             await asyncio.sleep(_RENEW_S)
-            left = max(1, round(self._ends_at - asyncio.get_running_loop().time()))
-            with contextlib.suppress(*FAILURES):  # if none comes through, the watch learns of the end
-                await self._box.set_timeout(min(LEASE_S, left), request_timeout=_REQUEST_S)
+            with contextlib.suppress(*FAILURES):
+                await self._box.set_timeout(min(LEASE_S, max(1, round(self._ends_at - loop.time()))), request_timeout=_REQUEST_S)
+                renewed = loop.time()
+        self._hearing.ended(f"its fleet has not answered for {LEASE_S} s")
 
     def _note(self, text: str) -> None:
         self._errors = (self._errors + text)[-2000:]

@@ -196,7 +196,9 @@ class GuestSandbox(Sandbox):
                 async with asyncio.timeout(_DESTROY_S):
                     await self._machine.destroy()
             except (SandboxError, OSError) as error:
-                _log.warning("sandbox %s of backend %s may not be removed: %s", self._machine.id, self._backend.name, error)
+                _log.warning(
+                    "sandbox %s of backend %s may not be removed: %s", self._machine.id, self._backend.name, error or type(error).__name__
+                )
 
     async def _fetch(self, path: str, flags: int, user: str, limit: int) -> bytes:
         """What is behind a path opened with these flags, `limit` bytes at most."""

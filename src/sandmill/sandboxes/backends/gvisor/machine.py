@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from sandmill.errors import SandboxCreateFailed
+from sandmill.sandboxes.backends.guest.ending import end_tasks, hold, let_go
 from sandmill.sandboxes.backends.gvisor.place import Place, delete, remove_group
 from sandmill.sandboxes.backends.seam import Hearing
 from sandmill.sandboxes.dual import in_thread
@@ -40,6 +41,7 @@ class GvisorMachine:
         self._process: asyncio.subprocess.Process | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._said = b""
+        self._descriptor = -1
 
     @property
     def bundle(self) -> Path:
@@ -63,8 +65,11 @@ class GvisorMachine:
             )
         except OSError as error:
             raise SandboxCreateFailed(error.errno, f"could not start runsc: {error.strerror}") from error
+        assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
+        self._descriptor = process.stdin.get_extra_info("pipe").fileno()
+        hold(self._descriptor)
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._hear(process, process.stdout)), loop.create_task(self._note(process.stderr))]
 
@@ -77,6 +82,7 @@ class GvisorMachine:
         """Ends it and removes what belongs to it."""
         process = self._process
         if process is not None and process.stdin is not None:
+            let_go(self._descriptor)
             process.stdin.close()
             try:
                 async with asyncio.timeout(_PATIENCE_S):
@@ -87,9 +93,7 @@ class GvisorMachine:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
                 await process.wait()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(self._tasks)
         await self._clear()
 
     async def _clear(self) -> None:

@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from sandmill.sandboxes.backends.guest.ending import hold, let_go
 from sandmill.sandboxes.backends.native import cgroups
 from sandmill.sandboxes.backends.native.image import PROGRAM_FOLDERS, skeleton
 from sandmill.sandboxes.backends.native.state import state_root
@@ -47,6 +48,7 @@ class Place:
         fresh.mkdir(mode=0o711)
         self._lock = os.open(fresh / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
+        hold(self._lock)
         self.plan = cgroups.plan()
         groups = [folder / f"sandmill-gvisor-{name}" for folder in self.plan.folders]
         (fresh / "groups").write_text("".join(f"{group}\n" for group in groups))
@@ -63,6 +65,7 @@ class Place:
     def leave(self) -> None:
         """Ends everything in it and removes it."""
         discard(self.folder, self.runsc)
+        let_go(self._lock)
         os.close(self._lock)
 
 

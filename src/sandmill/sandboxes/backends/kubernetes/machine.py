@@ -10,6 +10,7 @@ import aiohttp
 from kubernetes_asyncio.client import ApiException, CoreV1Api
 
 from sandmill.errors import SandboxError
+from sandmill.sandboxes.backends.guest.ending import end_tasks, hold, let_go
 from sandmill.sandboxes.backends.seam import Hearing
 
 FAILURES: Final = (ApiException, aiohttp.ClientError, OSError)
@@ -32,6 +33,7 @@ class Pod:
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._errors = b""
+        self._descriptor = -1
 
     @property
     def id(self) -> str:
@@ -42,6 +44,9 @@ class Pod:
         """From now on the guest is heard and fed over this connection."""
         loop = asyncio.get_running_loop()
         self._socket = socket
+        held = socket.get_extra_info("socket")
+        self._descriptor = -1 if held is None else held.fileno()
+        hold(self._descriptor)
         self._tasks = [loop.create_task(self._feed(socket)), loop.create_task(self._hear(socket))]
 
     def send(self, data: bytes) -> None:
@@ -50,9 +55,7 @@ class Pod:
 
     async def destroy(self) -> None:
         """Deletes the pod at once. Raises SandboxError when the cluster does not answer; then the pod ends with its connection."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(self._tasks)
         try:
             await self._api.delete_namespaced_pod(self._name, self._namespace, grace_period_seconds=0, _request_timeout=REQUEST_S)
         except FAILURES as error:
@@ -60,6 +63,7 @@ class Pod:
                 raise SandboxError(f"pod {self._name} was not deleted: {said(error)}") from error
         finally:
             if self._socket is not None:
+                let_go(self._descriptor)
                 await self._socket.close()
 
     async def _feed(self, socket: aiohttp.ClientWebSocketResponse) -> None:
