@@ -97,7 +97,13 @@ def _unwanted(making: asyncio.Task[AsyncSandbox]) -> None:
     if not making.cancelled() and making.exception() is None:
         end = asyncio.get_running_loop().create_task(making.result().kill())
         _ending.add(end)
-        end.add_done_callback(_ending.discard)
+        end.add_done_callback(_ended)
+
+
+def _ended(end: asyncio.Task[bool]) -> None:
+    _ending.discard(end)
+    if not end.cancelled():
+        end.exception()  # nobody waits for it; its lease ends what stays
 
 
 def _network(spec: SandboxSpec) -> SandboxNetworkOpts | None:

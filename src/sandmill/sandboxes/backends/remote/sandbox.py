@@ -307,13 +307,9 @@ async def create_remote(
         "annotations": {_NAME: name[:1000].encode("ascii", "backslashreplace").decode()} if name else {},
     }
     try:
-        making = asyncio.get_running_loop().create_task(client.create({"metadata": meta, "spec": _wire(spec)}))
-        value = await asyncio.shield(making)
+        value = await client.create({"metadata": meta, "spec": _wire(spec)})
     except AnswerError as error:
         raise error.of_creation() from error
-    except asyncio.CancelledError:
-        making.add_done_callback(lambda made: _unwanted(made, client))  # the request is on its way: what it makes must not stay
-        raise
     sandbox = RemoteSandbox(spec, client, value, name, dict(labels or {}))
     try:
         await sandbox.write_files.aio(files or {})
@@ -325,16 +321,6 @@ async def create_remote(
             raise AnswerError(409, {"message": error.reason}).of_creation() from error
         raise
     return sandbox
-
-
-_ending: set[asyncio.Task[Answer]] = set()
-
-
-def _unwanted(made: asyncio.Task[dict[str, Any]], client: Client) -> None:
-    if not made.cancelled() and made.exception() is None:
-        end = asyncio.get_running_loop().create_task(client.ask("DELETE", f"sandboxes/{made.result()['metadata']['name']}"))
-        _ending.add(end)
-        end.add_done_callback(_ending.discard)
 
 
 def _wire(spec: SandboxSpec) -> dict[str, Any]:
