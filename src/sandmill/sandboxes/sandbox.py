@@ -201,7 +201,7 @@ class Sandbox(Filing, Preserving):
         (nothing ran), SandboxGone.
         """
         agent, loop = await self._startable(), asyncio.get_running_loop()
-        capture = Capture(loop.create_future())
+        capture = self._capture(loop.create_future(), max_output)
         id = agent.listen(capture)
         flags = wire.EXEC_CAPTURE | (wire.EXEC_MERGE if merge_stderr else 0)
         agent.send(self._commands.message(flags, id, argv, env, workdir, user, stdin=stdin, max_output=max_output))
@@ -386,6 +386,10 @@ class Sandbox(Filing, Preserving):
     def _give_up(self, capture: Capture) -> None:
         if not capture.future.done():
             asyncio.get_running_loop().create_task(self.stop("a command could not be killed"))
+
+    def _capture(self, future: asyncio.Future[wire.AgentReply], max_output: int) -> Capture:
+        """Who takes a captured command's output, which its agent bounds."""
+        return Capture(future)
 
     async def _terminal(self, user: str) -> tuple[Three, Three]:
         """A pseudo-terminal of the sandbox's own devpts: our end, and three of the command's."""

@@ -14,6 +14,7 @@ from places import Place
 from sandmill.config.manifest import BackendName
 from sandmill.errors import SandboxCreateFailed, SandboxError, SandboxFileError, SandboxGone, Unsupported
 from sandmill.sandboxes import Sandbox, SandboxSpec, block_on
+from sandmill.sandboxes.backends.guest import agent, process
 from sandmill.sandboxes.backends.guest.sandbox import create_guest
 from sandmill.sandboxes.backends.native import wire
 from sandmill.sandboxes.backends.seam import Hearing, Usable
@@ -165,6 +166,39 @@ def test_a_listing_that_is_cut_ends_it() -> None:
 
     with pytest.raises(SandboxGone, match="protocol"):
         make(Liar(READY, answer)).list()
+
+
+def test_a_guest_that_writes_more_than_was_asked_for_is_ended() -> None:
+    liar = Liar(READY, lambda request: reply(wire.OUTPUT, struct.unpack_from("=2I", request, 4)[1], data=b"x" * 3000, out=3000))
+    with pytest.raises(SandboxGone, match="protocol"):
+        make(liar).run("true", max_output=1000)
+
+
+def test_a_guest_that_does_not_answer_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent, "ANSWER_S", 0.3)
+    monkeypatch.setattr(process, "START_S", 0.3)
+    acts: tuple[Callable[[Sandbox], object], ...] = (
+        lambda box: box.ping(),
+        lambda box: box.read("f"),
+        lambda box: box.write("f", b""),
+        lambda box: box.exec("true"),
+        lambda box: box.run("true", timeout=0.1),
+    )
+    for act in acts:
+        liar = Liar(READY)
+        with pytest.raises(SandboxGone):
+            act(make(liar))
+        assert liar.destroyed == 1
+
+
+def test_a_command_that_survives_its_kill_ends_the_sandbox() -> None:
+    def answer(request: bytes) -> bytes:
+        op, id = struct.unpack_from("=2I", request, 4)
+        return reply(wire.STARTED, id) if op == wire.EXEC else b""
+
+    running = make(Liar(READY, answer)).exec("sleep", "60", timeout=0.1)
+    with pytest.raises(SandboxGone, match="could not be killed"):
+        running.wait()
 
 
 def test_a_machine_that_cannot_be_removed_is_not_waited_for_for_ever() -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Final
 
-from sandmill.errors import SandboxGone
+from sandmill.errors import ExecTimeout, SandboxGone
 from sandmill.sandboxes.backends.native import wire
 from sandmill.sandboxes.backends.native.agent import Agent
 from sandmill.sandboxes.dual import dual
-from sandmill.sandboxes.process import Process
+from sandmill.sandboxes.process import Capture, Process
 from sandmill.sandboxes.streams import Input
 
+START_S: Final = 60.0
 _PIECE: Final = 48 * 1024
 _WINDOW: Final = 256 * 1024
 """Bytes on their way to a command that has not read them."""
@@ -70,11 +72,31 @@ class GuestInput(Input):
             raise BrokenPipeError("the command's standard input is closed")
 
 
+class BoundedCapture(Capture):
+    """A captured command whose agent is not believed to bound its output."""
+
+    __slots__ = ("_room",)
+
+    def __init__(self, future: asyncio.Future[wire.AgentReply], max_output: int) -> None:
+        super().__init__(future)
+        self._room = 2 * max(1, max_output)
+
+    def reply(self, reply: wire.AgentReply, fd: int) -> bool:
+        """Listener: a piece of output or the end. Raises MalformedError for more than was asked for."""
+        self._room -= len(reply.data)
+        if self._room < 0:
+            raise wire.MalformedError("more output than was asked for")
+        return super().reply(reply, fd)
+
+
 class GuestProcess(Process):
     """A command on a backend's machine."""
 
-    def __init__(self, agent: Agent, *, with_input: bool, text: bool, max_output: int, timeout_s: float | None) -> None:
+    def __init__(
+        self, agent: Agent, give_up: Callable[[str], None], *, with_input: bool, text: bool, max_output: int, timeout_s: float | None
+    ) -> None:
         super().__init__(agent, -1, -1, -1, text=text, max_output=max_output, timeout_s=timeout_s)
+        self._give_up = give_up
         self.stdout.fed()
         self.stderr.fed()
         self._input = GuestInput(agent, self.id, open=with_input)
@@ -92,6 +114,23 @@ class GuestProcess(Process):
         if reply.op == wire.EXIT:
             self._end()
         return super().reply(reply, fd)
+
+    async def begin(self) -> None:
+        """Waits until the command runs. Raises ExecFailed, SandboxGone."""
+        try:
+            async with asyncio.timeout(START_S):
+                await super().begin()
+        except TimeoutError:
+            self._give_up(f"its agent started no command within {START_S:g} s")
+            await super().begin()
+
+    async def _kill(self) -> None:
+        """A sandbox whose command survives its kill ends: whoever waits for it would wait for ever."""
+        try:
+            await super()._kill()
+        except ExecTimeout:
+            self._give_up("a command could not be killed")
+            raise
 
     def gone(self, error: SandboxGone) -> None:
         """Listener: the sandbox ended under the command."""

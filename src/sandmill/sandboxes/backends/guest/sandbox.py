@@ -18,9 +18,10 @@ from typing import IO, Any, Final, NoReturn
 import msgspec
 
 from sandmill.errors import ConfigError, IsolationUnavailable, SandboxCreateFailed, SandboxError, SandboxFileError, SandboxGone, Unsupported
+from sandmill.sandboxes.backends.guest.agent import GuestAgent
 from sandmill.sandboxes.backends.guest.files import FOLDER, Held, Reading, entries
 from sandmill.sandboxes.backends.guest.link import FrameLink
-from sandmill.sandboxes.backends.guest.process import GuestProcess
+from sandmill.sandboxes.backends.guest.process import BoundedCapture, GuestProcess
 from sandmill.sandboxes.backends.native import wire
 from sandmill.sandboxes.backends.native.agent import Agent, Link
 from sandmill.sandboxes.backends.native.node import USER_UID, WARDEN
@@ -33,7 +34,7 @@ from sandmill.sandboxes.files import FileEntry, absolute, file_error, open_flags
 from sandmill.sandboxes.images import HOST, Image, Use
 from sandmill.sandboxes.images.image import Account
 from sandmill.sandboxes.lifetime import Lifetime
-from sandmill.sandboxes.process import Process, Stdin
+from sandmill.sandboxes.process import Capture, Process, Stdin
 from sandmill.sandboxes.sandbox import DEFAULT_MAX_OUTPUT, Sandbox
 from sandmill.sandboxes.spec import DEFAULT_WORKDIR, PROCESS_LIMIT, Continuity, SandboxSpec
 
@@ -56,7 +57,7 @@ class GuestSandbox(Sandbox):
         self._backend = backend
         self._machine: Machine | None = None
         self._link: FrameLink | None = None
-        self._agent: Agent | None = None
+        self._agent: GuestAgent | None = None
         self._gone: SandboxGone | None = None
         self._ending: asyncio.Task[None] | None = None
         self._commands = Commands(spec, rootless=True)
@@ -94,7 +95,7 @@ class GuestSandbox(Sandbox):
             self._refuse("give a command a terminal", "leave out tty=True")
         agent = await self._startable()
         feed = None if stdin is None or isinstance(stdin, Stdin) else wire.encode(stdin)
-        process = GuestProcess(agent, with_input=stdin is not None, text=text, max_output=max_output, timeout_s=timeout)
+        process = GuestProcess(agent, self._lost, with_input=stdin is not None, text=text, max_output=max_output, timeout_s=timeout)
         flags = 0 if stdin is None else wire.EXEC_INPUT
         try:
             agent.send(self._commands.message(flags, process.id, argv, env, workdir, user))
@@ -151,7 +152,7 @@ class GuestSandbox(Sandbox):
         backend, hearing = self._backend, _Hearing(self)
         mode = "text" if backend.text else "binary"
         arguments = ("guest", mode, self.spec.workdir, str(USER_UID), str(USER_UID), str(PROCESS_LIMIT))
-        self._agent = agent = Agent(self._connect, self._lost, self._hurry)
+        self._agent = agent = GuestAgent(self._connect, self._lost)
         ready = agent.expect_ready()
         try:
             async with asyncio.timeout(backend.start_s):
@@ -176,8 +177,13 @@ class GuestSandbox(Sandbox):
         if self._machine is not None:
             self._machine.send(data)
 
-    def _hurry(self, on: bool) -> None:
-        """A backend's machine gets no more processor time than it has."""
+    def _live(self) -> GuestAgent:
+        super()._live()
+        assert self._agent is not None
+        return self._agent
+
+    def _capture(self, future: asyncio.Future[wire.AgentReply], max_output: int) -> Capture:
+        return BoundedCapture(future, max_output)
 
     def _lost(self, why: str) -> None:
         self._gone = self._gone or SandboxGone(self.name, why or "its init process died")
@@ -207,7 +213,7 @@ class GuestSandbox(Sandbox):
         parents = wire.OPEN_PARENTS if flags & os.O_CREAT else 0
         id = agent.listen(reading)
         agent.send(message(id=id, flags=parents, first=flags, second=0o644, max_output=limit))
-        reply = await reading.future
+        reply = await agent.in_time(reading.future)
         if reply.status:
             raise file_error(reply.status, path)
         if bool(reply.flags & FOLDER) != bool(flags & os.O_DIRECTORY):
