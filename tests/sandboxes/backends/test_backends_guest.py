@@ -38,7 +38,7 @@ def test_a_lifetime_ends_it(guests: Place) -> None:
 
 def test_idleness_ends_it_but_not_under_a_command(guests: Place) -> None:
     box = guests.create(idle_timeout="1s")
-    assert box.run("sleep", "2").exit_code == 0
+    assert box.run("sleep", "1.5").exit_code == 0
     assert "idle" in until_gone(box)
     box.terminate()
 
@@ -177,6 +177,7 @@ def test_a_guest_that_writes_more_than_was_asked_for_is_ended() -> None:
 def test_a_guest_that_does_not_answer_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent, "ANSWER_S", 0.3)
     monkeypatch.setattr(process, "START_S", 0.3)
+    monkeypatch.setattr("sandmill.sandboxes.sandbox._KILL_PATIENCE_S", 0.3)
     acts: tuple[Callable[[Sandbox], object], ...] = (
         lambda box: box.ping(),
         lambda box: box.read("f"),
@@ -191,7 +192,9 @@ def test_a_guest_that_does_not_answer_is_ended(monkeypatch: pytest.MonkeyPatch) 
         assert liar.destroyed == 1
 
 
-def test_a_command_that_survives_its_kill_ends_the_sandbox() -> None:
+def test_a_command_that_survives_its_kill_ends_the_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sandmill.sandboxes.process._KILL_PATIENCE_S", 0.3)
+
     def answer(request: bytes) -> bytes:
         op, id = struct.unpack_from("=2I", request, 4)
         return reply(wire.STARTED, id) if op == wire.EXEC else b""
