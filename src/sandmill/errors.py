@@ -9,6 +9,7 @@
     │   ├── ExecFailed (OSError)                  the command could not be started (nothing ran)
     │   ├── ExecTimeout (TimeoutError)            raised only by callers that ask for it
     │   ├── SandboxFileError (OSError)            a path inside the sandbox could not be used
+    │   ├── Unsupported (NotImplementedError)     the sandbox's backend cannot do this at all; names backend and feature
     │   └── ImageError (ValueError)               an image or archive cannot be used, or no longer exists
     ├── EnvironmentFailed
     │   ├── UnknownEnvironment (LookupError)
@@ -85,6 +86,15 @@ class ExecTimeout(SandboxError, TimeoutError):
 
 class SandboxFileError(SandboxError, OSError):
     """A path inside the sandbox could not be opened, listed or removed."""
+
+
+class Unsupported(SandboxError, NotImplementedError):
+    """What was asked for is beyond the sandbox's backend; nothing was changed."""
+
+    def __init__(self, backend: str, feature: str, instead: str = "") -> None:
+        self.backend = backend
+        self.feature = feature
+        super().__init__(f"backend {backend} cannot {feature}" + (f"; {instead}" if instead else ""))
 
 
 class ImageError(SandboxError, ValueError):

@@ -69,6 +69,7 @@ class Client:
         self.url = url
         self.project = project
         self._http = Http(url, {"Authorization": f"Bearer {key}"})
+        self._ending: set[asyncio.Task[Answer]] = set()
 
     async def ask(
         self,
@@ -112,7 +113,24 @@ class Client:
 
     async def create(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """A new sandbox's object; waits while the server has no room."""
-        return object_of(await self.ask("POST", "sandboxes", json=body, room_s=WAIT_FOR_ROOM_S))
+        making = asyncio.get_running_loop().create_task(self.ask("POST", "sandboxes", json=body, room_s=WAIT_FOR_ROOM_S))
+        try:
+            return object_of(await asyncio.shield(making))
+        except asyncio.CancelledError:
+            making.add_done_callback(self._unwanted)  # the request is on its way: what it makes must not stay
+            raise
+
+    def _unwanted(self, made: asyncio.Task[Answer]) -> None:
+        if not made.cancelled() and made.exception() is None:
+            name = object_of(made.result())["metadata"]["name"]
+            end = asyncio.get_running_loop().create_task(self.ask("DELETE", f"sandboxes/{name}"))
+            self._ending.add(end)
+            end.add_done_callback(self._ended)
+
+    def _ended(self, end: asyncio.Task[Answer]) -> None:
+        self._ending.discard(end)
+        if not end.cancelled():
+            end.exception()  # nobody waits for it; what stays is the server's to end
 
 
 def object_of(answer: Answer) -> dict[str, Any]:
