@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +21,10 @@ from sandmill.server import layer
 from sandmill.server.billing import Billing
 from sandmill.server.costs import Meter, cost_status, microusd, rate_of
 from sandmill.server.events import Events
-from sandmill.server.live import CAP, GONE, IDLE, LIFETIME, Live
+from sandmill.server.live import CAP, GONE, IDLE, LIFETIME, LOST, Live
+from sandmill.server.node_sandbox import NodeSandbox
+from sandmill.server.nodes import DRAINED, Nodes
+from sandmill.server.places import Places
 from sandmill.server.records import Records, Value, fine_stamp, now, seconds_of, stamp
 from sandmill.server.refusals import Refusal, not_found
 from sandmill.server.secrets import Secrets
@@ -29,7 +32,6 @@ from sandmill.server.settings import Settings
 
 _TICK_S: Final = 0.25
 _SWEEP_S: Final = 5.0
-LOST: Final = "NodeLost"
 REQUESTED: Final = "Requested"
 SHUTDOWN: Final = "ServerShutdown"
 _SENTENCES: Final = {
@@ -38,6 +40,7 @@ _SENTENCES: Final = {
     CAP: "its cost reached maxCostUSD",
     REQUESTED: "it was asked to stop",
     SHUTDOWN: "the server was shut down",
+    DRAINED: "its node was drained",
 }
 _log = logging.getLogger("sandmill.server")
 
@@ -45,8 +48,11 @@ _log = logging.getLogger("sandmill.server")
 class Boxes:
     """All sandboxes of the server."""
 
-    def __init__(self, records: Records, events: Events, secrets: Secrets, settings: Settings) -> None:
+    def __init__(self, records: Records, events: Events, secrets: Secrets, settings: Settings, places: Places, nodes: Nodes) -> None:
         self._records = records
+        self.places = places
+        self.nodes = nodes
+        nodes.holder = self
         self._events = events
         self._billing = Billing(records)
         self._secrets = secrets
@@ -58,6 +64,10 @@ class Boxes:
         """Starts under way, by project."""
         self.on_start: Callable[[Live, Value], Awaitable[None]] | None = None
         """Called when a sandbox has come up: starts its main command."""
+        self.on_resume: Callable[[Live, NodeSandbox], Awaitable[None]] | None = None
+        """Called when one that outlived the last server is taken up again: takes up its commands."""
+        self.on_loss: Callable[[Value, str], None] | None = None
+        """Called when one that may have outlived the last server has not: its commands have not either."""
         self.on_delete: Callable[[Value], None] | None = None
         """Called when a sandbox is removed: removes its processes."""
 
@@ -123,6 +133,10 @@ class Boxes:
             self._coming[project] += 1
             try:
                 return await self._start(value)
+            except Refusal as refusal:
+                if refusal.reason == "CapacityUnavailable":
+                    self._put_now(value, phase="Stopped", stopReason=refusal.reason, message=refusal.message)
+                raise
             finally:
                 self._coming[project] -= 1
 
@@ -159,11 +173,12 @@ class Boxes:
                 live.stopping = reason
                 await live.sandbox.terminate.aio()
                 self._bill(value, live.meter, live.began_s, live.seconds)
-                del self._live[uid]
+                self._forget(uid)
             if self.on_delete is not None:
                 self.on_delete(value)
-            self._kept(uid).unlink(missing_ok=True)
+            self.kept(uid).unlink(missing_ok=True)
             self._turns.pop(uid, None)
+            self.places.release(uid)
             done = self._records.remove("Sandbox", project, name)
             self._events.note(value, reason, f"the sandbox was deleted: {_SENTENCES.get(reason, 'it was asked for')}")
             if done is not None:
@@ -180,13 +195,18 @@ class Boxes:
                 before_microusd=live.meter.before_microusd,
             )
 
-    async def recover(self, alive_until_s: float) -> None:
-        """After a restart: what was up when the last server died, which was alive until then, is down, and its object says so."""
+    async def recover(self, alive_until_s: float, expected: frozenset[str]) -> None:
+        """After a restart: what was up when the last server died, which was alive until then, is down, and its object says so.
+
+        Those in `expected` may still run on their nodes, which will say so.
+        """
         for value in self._records.each("Sandbox"):
             meta, status = value["metadata"], value["status"]
             if "deletionTimestamp" in meta:
                 self.soon(self.delete(meta["namespace"], meta["name"]))
-            elif status.get("phase") in ("Running", "Stopping"):
+            elif meta["uid"] in expected:
+                self._put_now(value, phase="Recovering")
+            elif status.get("phase") in ("Running", "Stopping", "Recovering"):
                 await self._mark_lost(value, alive_until_s)
             elif status.get("phase") in ("Pending", "Starting"):
                 self.soon(self.start(meta["namespace"], meta["name"]))
@@ -231,7 +251,57 @@ class Boxes:
             raise Refusal("SandboxNotRunning", f"sandbox {name!r} is being deleted", kind="sandboxes", name=name)
         return value
 
-    def _turn(self, value: Value) -> asyncio.Lock:
+    async def resume(self, project: str, name: str, sandbox: NodeSandbox) -> None:
+        """Takes up a sandbox that has outlived the last server on its node. Raises SandboxError."""
+        value = self._records.get("Sandbox", project, name)
+        if value is None:
+            return
+        async with self._lock(value):
+            began_s = seconds_of(value["status"]["startTime"])
+            live = Live(value, sandbox, self._meter(value))
+            live.since(began_s)
+            if self.on_resume is not None:
+                await self.on_resume(live, sandbox)
+            self._live[live.uid] = live
+            if "deletionTimestamp" not in value["metadata"]:
+                self._put_now(value, phase="Running")
+        if (reason := value["status"].get("stopReason")) is not None:
+            self.soon(self.stop(project, name, reason))
+
+    async def lose(self, project: str, name: str, alive_until_s: float, why: str) -> None:
+        """Its node is gone, and was last heard of then: it is down, and its object says so."""
+        value = self._records.get("Sandbox", project, name)
+        if value is None:
+            return
+        live = self._live.get(value["metadata"]["uid"])
+        if live is not None:
+            live.stopping = live.stopping or LOST
+            live.over(alive_until_s)
+            if isinstance(live.sandbox, NodeSandbox):
+                live.sandbox.lose(why)
+        async with self._lock(value):
+            value = self._records.get("Sandbox", project, name)
+            if value is None or self._live.get(value["metadata"]["uid"]) is not live:
+                return
+            self._forget(value["metadata"]["uid"])
+            if live is None and self.on_loss is not None:
+                self.on_loss(value, why)
+            if "deletionTimestamp" not in value["metadata"]:
+                await self._mark_lost(value, alive_until_s, why)
+
+    def _forget(self, uid: str) -> None:
+        """It is down: its place may be taken."""
+        self._live.pop(uid, None)
+        self.places.release(uid)
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, value: Value) -> AsyncIterator[None]:
+        """Alone with it, and only once it is known what became of it in a restart."""
+        await self.nodes.settled(value["metadata"]["uid"])
+        async with self._lock(value):
+            yield
+
+    def _lock(self, value: Value) -> asyncio.Lock:
         return self._turns.setdefault(value["metadata"]["uid"], asyncio.Lock())
 
     def _admit(self, value: Value) -> None:
@@ -260,27 +330,23 @@ class Boxes:
         sandbox = None
         try:
             made = layer.sandbox_spec(spec, mount.env, time.time() - seconds_of(meta["creationTimestamp"]))
-            sandbox = await layer.create(made, meta["name"], meta.get("labels", {}))
-            kept = self._kept(meta["uid"])
-            if spec["continuity"]["mode"] == "Snapshotted" and kept.exists():
-                await layer.restore(sandbox, kept)
+            kept = self.kept(meta["uid"])
+            given = kept if spec["continuity"]["mode"] == "Snapshotted" and kept.exists() else None
+            sandbox = await self.places.create(value, made, given)
             if mount.files:
                 await layer.give_secrets(sandbox, mount.files)
         except (SandmillError, OSError, TimeoutError) as error:
             if sandbox is not None:
                 await sandbox.terminate.aio()
+            self.places.release(meta["uid"])
             raise await self._failed(value, error) from error
-        before = microusd(value["status"].get("cost", {}).get("totalUSD"))
-        limit = spec.get("maxCostUSD")
-        meter = Meter(
-            rate_microusd_per_hour=self.rate(spec), limit_microusd=None if limit is None else microusd(limit), before_microusd=before
-        )
-        live = self._live[meta["uid"]] = Live(value, sandbox, meter)
+        live = self._live[meta["uid"]] = Live(value, sandbox, self._meter(value))
         epoch = value["status"].get("attempt", {}).get("epoch", 0) + 1
         self._put_now(
             value,
-            gone=("stopReason", "reason", "message", "activity"),
+            gone=("stopReason", "reason", "message", "activity", "node"),
             phase="Running",
+            **self.places.where(meta["uid"]),
             startTime=fine_stamp(live.began_s),
             attempt={"name": f"{meta['name']}-{epoch}", "epoch": epoch},
             secretVersions=mount.versions,
@@ -322,7 +388,7 @@ class Boxes:
         why = live.sandbox.gone_reason
         await live.sandbox.terminate.aio()
         cost = self._bill(value, live.meter, live.began_s, live.seconds)
-        del self._live[uid]
+        self._forget(uid)
         message = _SENTENCES.get(reason) or f"it ended by itself: {why}"
         status: dict[str, Any] = {"phase": "Stopped", "stopReason": reason, "message": message, "activity": "Idle", "cost": cost}
         status["conditions"] = [condition("Ready", "False", reason, message), *([] if saved is None else [saved])]
@@ -335,7 +401,7 @@ class Boxes:
 
     async def _save(self, live: Live) -> dict[str, Any]:
         try:
-            size = await layer.save(live.sandbox, self._kept(live.uid))
+            size = await layer.save(live.sandbox, self.kept(live.uid))
         except (SandboxError, OSError, TimeoutError) as error:
             _log.warning("the workspace of sandbox %s could not be saved: %s", live.name, error)
             return condition("StateSaved", "False", "SaveFailed", f"the workspace could not be saved: {error}")
@@ -346,27 +412,31 @@ class Boxes:
         self._billing.run(value, meter, began_s, seconds)
         return cost_status(meter, seconds, running=False)
 
-    async def _mark_lost(self, value: Value, alive_until_s: float) -> None:
-        spec, status = value["spec"], value["status"]
-        began_s = seconds_of(status["startTime"]) if "startTime" in status else alive_until_s
-        limit = spec.get("maxCostUSD")
-        meter = Meter(
-            rate_microusd_per_hour=self.rate(spec),
+    def _meter(self, value: Value) -> Meter:
+        """For a run that begins, or goes on, with what the runs before it cost."""
+        limit = value["spec"].get("maxCostUSD")
+        return Meter(
+            rate_microusd_per_hour=self.rate(value["spec"]),
             limit_microusd=None if limit is None else microusd(limit),
-            before_microusd=microusd(status.get("cost", {}).get("totalUSD")),
+            before_microusd=microusd(value["status"].get("cost", {}).get("totalUSD")),
         )
-        cost = self._bill(value, meter, began_s, max(0.0, alive_until_s - began_s))
-        saved = status.get("snapshot") is not None and self._kept(value["metadata"]["uid"]).exists()
-        message = "the server ended without stopping it; everything in it is gone"
+
+    async def _mark_lost(self, value: Value, alive_until_s: float, why: str = "the server ended without stopping it") -> None:
+        status = value["status"]
+        began_s = seconds_of(status["startTime"]) if "startTime" in status else alive_until_s
+        cost = self._bill(value, self._meter(value), began_s, max(0.0, alive_until_s - began_s))
+        saved = status.get("snapshot") is not None and self.kept(value["metadata"]["uid"]).exists()
+        message = f"{why}; everything in it is gone"
         if saved:
-            message = f"the server ended without stopping it; its workspace is that of {status['snapshot']['time']}"
+            message = f"{why}; its workspace is that of {status['snapshot']['time']}"
         self._events.note(value, LOST, message, warning=True)
         conditions = [condition("Ready", "False", LOST, message), condition("StateSaved", "False", LOST, message)]
         phase = "Stopped" if saved else "Failed"
         reasons = {"stopReason": LOST} if saved else {"stopReason": LOST, "reason": LOST}
         await self._put(value, phase=phase, message=message, activity="Idle", conditions=conditions, cost=cost, **reasons)
 
-    def _kept(self, uid: str) -> Path:
+    def kept(self, uid: str) -> Path:
+        """Where the last stop has kept its folder."""
         return self._settings.folder / "kept" / f"{uid}.tar"
 
     def _put_now(self, value: Value, *, gone: tuple[str, ...] = (), **status: Any) -> asyncio.Future[Any]:

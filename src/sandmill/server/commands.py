@@ -18,9 +18,11 @@ from typing import Any, Final
 from sandmill.config.quantities import parse_duration
 from sandmill.errors import ConfigError, ExecFailed, SandboxError, SandboxGone, StoreUnavailable
 from sandmill.sandboxes import PIPE, Process
+from sandmill.sandboxes.backends.remote.process import RemoteProcess
 from sandmill.sandboxes.streams import Output
-from sandmill.server.boxes import LOST, Boxes
-from sandmill.server.live import Live
+from sandmill.server.boxes import Boxes
+from sandmill.server.live import LOST, Live
+from sandmill.server.node_sandbox import NodeSandbox
 from sandmill.server.outputs import Log, Outputs
 from sandmill.server.records import Records, Value, fine_stamp, fresh
 from sandmill.server.refusals import Cause, Refusal, invalid
@@ -32,6 +34,8 @@ SIGNALS: Final = ("SIGINT", "SIGTERM", "SIGKILL", "SIGHUP", "SIGQUIT", "SIGUSR1"
 KEPT_OUTPUT_BYTES: Final = 64 << 20
 """Output of one sandbox's ended commands that is kept; the oldest are forgotten first."""
 _WAITING_INPUT: Final = 1 << 20
+_UNREAD: Final = 2 << 20
+"""More than one answer of a node brings at once."""
 _NOT_FOUND, _NOT_RUNNABLE, _TIMED_OUT = 127, 126, 124
 _log = logging.getLogger("sandmill.server")
 
@@ -109,6 +113,8 @@ class Commands:
         self._numbers: dict[str, int] = {}
         self._kept: Counter[str] = Counter()
         """Bytes of output of each sandbox's ended processes by its uid."""
+        self._unsure: dict[str, Log] = {}
+        """Output of commands that may have outlived the last server, by uid."""
         self._tasks: set[asyncio.Task[None]] = set()
         for value in sorted(records.list("Process"), key=lambda value: value["spec"]["sequence"]):
             owner = value["metadata"]["ownerReferences"][0]["uid"]
@@ -117,6 +123,8 @@ class Commands:
             self._kept[owner] += value["status"].get("outputBytes", 0)
         boxes.on_start = self._begin_main
         boxes.on_delete = self._forget_all
+        boxes.on_resume = self._resume
+        boxes.on_loss = self._lose
 
     def get(self, value: Value) -> Running | None:
         """The running command of a Process object, None once it has ended."""
@@ -164,13 +172,14 @@ class Commands:
                     stdin=PIPE if spec.get("stdin") or spec.get("tty") else None,
                     tty=bool(spec.get("tty")),
                     text=False,
+                    max_output=_UNREAD,
                 )
             except (SandboxError, ConfigError) as error:
                 await self._not_started(running, error)
                 return self._stored(value)
-            task = asyncio.get_running_loop().create_task(self._attend(running, process))
-            self._tasks.add(task)
-            task.add_done_callback(self._over)
+            if isinstance(process, RemoteProcess):
+                self._place(running, process)
+            self._watch(running, process)
             entered = running.tty
         finally:
             if entered:  # an open terminal is no activity in itself; every other command is until it ends
@@ -206,19 +215,61 @@ class Commands:
             with contextlib.suppress(SandboxError, OSError):
                 await running.process.resize.aio(rows, columns)
 
-    def recover(self) -> None:
-        """After a restart: nothing that ran still does, and its object says so."""
+    async def recover(self, expected: frozenset[str]) -> None:
+        """After a restart: nothing that ran still does, and its object says so; but for sandboxes in `expected` (uids) that is not sure."""
         for value in self._records.each("Process"):
-            if value["status"]["phase"] not in ENDED:
-                message = "the server ended while this ran; its output up to then is kept"
-                status = {
-                    **value["status"],
-                    "phase": "Failed",
-                    "reason": LOST,
-                    "message": message,
-                    "completionTime": fine_stamp(time.time()),
-                }
-                self._records.put("Process", value["metadata"]["namespace"], {**value, "status": status})
+            if value["status"]["phase"] in ENDED:
+                continue
+            if value["metadata"]["ownerReferences"][0]["uid"] in expected:
+                self._unsure[value["metadata"]["uid"]] = await self._outputs.resume(value["metadata"]["uid"])
+            else:
+                self._fail(value, "the server ended while this ran; its output up to then is kept")
+
+    def _lose(self, box: Value, why: str) -> None:
+        """Nothing that ran in that sandbox still does."""
+        for value in self._unended(box["metadata"]["uid"], box["metadata"]["namespace"]):
+            self._fail(value, f"{why}; its output up to then is kept")
+
+    def _fail(self, value: Value, message: str) -> None:
+        ended = {"phase": "Failed", "reason": LOST, "message": message, "completionTime": fine_stamp(time.time())}
+        log = self._unsure.pop(value["metadata"]["uid"], None)
+        pieces = [] if log is None else self._outputs.rest(log)
+        self._records.put("Process", value["metadata"]["namespace"], {**value, "status": {**value["status"], **ended}}, *pieces)
+
+    def _unended(self, uid: str, project: str) -> list[Value]:
+        found = [self._records.get("Process", project, name) for name in self._of_box.get(uid, ())]
+        return [value for value in found if value is not None and value["status"]["phase"] not in ENDED]
+
+    async def _resume(self, live: Live, sandbox: NodeSandbox) -> None:
+        """Takes up the commands of a sandbox that has outlived the last server; those that the node ran for nobody are killed there."""
+        there = await sandbox.processes()
+        for value in self._unended(live.uid, live.project):
+            found = there.pop(value["status"].get("nodeProcess", ""), None)
+            if found is None:
+                self._fail(value, "the server ended while this was being started")
+                continue
+            log = self._unsure.pop(value["metadata"]["uid"])
+            running = self._running[value["metadata"]["uid"]] = Running(value, live, log)
+            running.process = process = await sandbox.resume(found, log.lengths)
+            if not running.tty:
+                live.enter()
+            self._watch(running, process)
+            if value["spec"].get("state") == "Cancelled":
+                await self.cancel(value)
+        for name, found in there.items():
+            if found["status"]["phase"] not in ENDED:
+                await sandbox.cancel(name)
+
+    def _watch(self, running: Running, process: Process) -> None:
+        task = asyncio.get_running_loop().create_task(self._attend(running, process))
+        self._tasks.add(task)
+        task.add_done_callback(self._over)
+
+    def _place(self, running: Running, process: RemoteProcess) -> None:
+        """Notes what it is called on its node, so that a restarted server finds it."""
+        value = self._records.get("Process", running.project, running.name)
+        if value is not None:
+            self._records.put("Process", running.project, {**value, "status": {**value["status"], "nodeProcess": process.name}})
 
     async def settled(self) -> None:
         """Until every process that has ended is recorded, for a moment."""
@@ -320,6 +371,8 @@ class Commands:
 
 def _ending(running: Running, process: Process, gone: SandboxGone | None) -> dict[str, Any]:
     """How it ended, as its status."""
+    if gone is not None and running.live.stopping == LOST:
+        return {"phase": "Failed", "reason": LOST, "message": f"{gone.reason}; its output up to then is kept"}
     if running.live.stopping is not None and (gone is not None or process.signal is not None):
         return {"phase": "Cancelled", "reason": running.live.stopping, "message": "its sandbox was stopped under it; its output is kept"}
     if gone is not None:

@@ -63,10 +63,12 @@ class Store:
         self._thread = threading.Thread(target=self._work, name="sandmill-store", daemon=True)
 
     @classmethod
-    def open(cls, folder: Path, url: str | None, loop: asyncio.AbstractEventLoop) -> tuple[Store, Loaded]:
-        """Raises StateBusy, StateIncompatible, StoreUnavailable, ConfigError for a URL of another kind."""
+    def open(cls, folder: Path, url: str | None, loop: asyncio.AbstractEventLoop, *, empty: bool = False) -> tuple[Store, Loaded]:
+        """Raises StateBusy, StateIncompatible, StoreUnavailable, ConfigError for a URL of another kind. `empty`: forgets what was there."""
         lock = _lock_folder(folder)
         try:
+            for old in folder.glob("server.db*") if empty else ():
+                old.unlink()
             engine = _engine(folder, url)
             store = cls(engine, lock, loop)
             loaded = store._start()

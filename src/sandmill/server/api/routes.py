@@ -11,8 +11,9 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
-from sandmill.server.api import attaching, describing, discovery, files, objects, processes
+from sandmill.server.api import attaching, describing, discovery, files, kept, nodes, objects, processes
 from sandmill.server.api.context import Context, Handler, endpoint, refused
+from sandmill.server.keys import HEAD, NODE
 from sandmill.server.kinds import GROUP, KINDS, VERSION, Kind
 from sandmill.server.refusals import Refusal
 
@@ -37,6 +38,9 @@ def application(on: Context) -> Starlette:
         _methods(on, f"{process}/signals", {"POST": processes.signals}),
         _methods(on, f"{process}/log", {"GET": processes.process_log}),
         WebSocketRoute(f"{process}/attach", _attach(on)),
+        Route(f"{box}/kept", endpoint(on, kept.get, roles=(HEAD,)), methods=["GET"]),
+        Route(f"{box}/kept", endpoint(on, kept.put, roles=(HEAD,)), methods=["PUT"]),
+        Route(f"{_ROOT}/nodes/{{name}}/beats", endpoint(on, nodes.beat, roles=(NODE,), writes=False), methods=["POST"]),
     ]
     return Starlette(routes=routes, exception_handlers={HTTPException: _missing})
 
@@ -68,6 +72,9 @@ def _of_kind(on: Context, kind: Kind) -> list[Route]:
     on_one = {method: objects.on(kind, handler) for verb, (method, handler) in whole.items() if verb in kind.verbs}
     if kind.kind == "Process":
         on_one["GET"] = processes.get
+    if kind.kind == "Node":
+        on_one |= {"PATCH": nodes.patch, "DELETE": nodes.delete}
+        on_many, on_one = ({method: nodes.unbound(handler) for method, handler in part.items()} for part in (on_many, on_one))
     routes = [_methods(on, base, on_many), _methods(on, f"{base}/{{name}}", on_one)]
     if kind.namespaced:
         routes.append(_methods(on, f"{_ROOT}/{kind.plural}", {"GET": objects.on(kind, objects.listing)}))
