@@ -15,6 +15,8 @@ from typing import Any
 
 from server_process import Server
 
+from sandmill.server.keys import NODE, Keys
+
 SANDMILL = [sys.executable, "-c", "from sandmill.cli import main; main()"]
 NODES = "/apis/nodus.dev/v1/nodes"
 
@@ -79,14 +81,9 @@ class Head(Server):
 
     def __init__(self, folder: Path, *options: str) -> None:
         self.nodes: list[NodeProcess] = []
-        made = subprocess.run(
-            [*SANDMILL, "key", "new", "nodes", "--role", "node", "--json", "--state", str(folder / "state")],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=True,
-        )
-        self.node_key: str = json.loads(made.stdout)["key"]
+        state = folder / "state"
+        state.mkdir(mode=0o700)
+        self.node_key = Keys(state).make("nodes", role=NODE)
         super().__init__(folder, *options)
         self._options = (*options, "--port", str(self.port))
 
@@ -126,13 +123,10 @@ def heading(folder: Path, *options: str) -> Iterator[Head]:
             if process.poll() is None:
                 process.send_signal(signal.SIGCONT)
         if head.process.poll() is None:
-            head.process.send_signal(signal.SIGTERM)
+            head.stop()
         for node in head.nodes:
             if node.process.poll() is None:
-                node.process.kill()
-                node.over()
-        if head.process.poll() is None:
-            head._over()
+                node.kill()
     written = [head.errors, *(node.errors for node in head.nodes)]
     assert not [text for text in written if "Traceback" in text], written
 

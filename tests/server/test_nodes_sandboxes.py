@@ -64,9 +64,9 @@ def test_a_terminal_there(head: Head) -> None:
 def test_the_published_command_line(head: Head) -> None:
     head.up("dev")
     done = subprocess.run(
-        [NODUS, "exec", "dev", "--", "sh", "-c", "echo out; exit 7"], capture_output=True, text=True, timeout=60, env=head.environment
+        [NODUS, "exec", "sb/dev", "--", "sh", "-c", "echo out; exit 7"], capture_output=True, text=True, timeout=60, env=head.environment
     )
-    assert (done.returncode, done.stdout) == (7, "out\n")
+    assert (done.returncode, done.stdout) == (7, "out\n"), done
     listed = subprocess.run([NODUS, "get", "nodes"], capture_output=True, text=True, timeout=60, env=head.environment)
     assert [line.split()[:2] for line in listed.stdout.splitlines()[1:]] == [["a", "Ready"]], listed
 

@@ -11,12 +11,13 @@ import logging
 import time
 from collections.abc import Awaitable
 from typing import Any, Final, Protocol
+from urllib.parse import urlsplit
 
 from sandmill.config.quantities import parse_duration
 from sandmill.errors import ConfigError, SandboxError
 from sandmill.sandboxes.backends.remote.client import Client
 from sandmill.server import layer
-from sandmill.server.beats import Beat, Told, capacity_of, free_of
+from sandmill.server.beats import BEAT_S, Beat, Told, capacity_of, free_of
 from sandmill.server.events import Events
 from sandmill.server.live import Live
 from sandmill.server.node_sandbox import NodeSandbox
@@ -31,6 +32,8 @@ _TICK_S: Final = 0.25
 _STARTING_AT_ONCE: Final = 16
 _MOVING_AT_ONCE: Final = 8
 _KEPT_EPOCHS: Final = 8
+_PROBED_AFTER_S: Final = 2.5 * BEAT_S
+_PROBE_S: Final = 5.0
 _log = logging.getLogger("sandmill.server")
 
 
@@ -60,6 +63,8 @@ class Node:
         """Sandboxes that the last beat should have named."""
         self.moving: set[str] = set()
         """Sandboxes that are being stopped because of a drain."""
+        self.probed = False
+        """Whether it is being seen if it still listens."""
         self.drain_ends: float | None = None
         """When those that cannot be saved are stopped too (monotonic)."""
 
@@ -167,8 +172,12 @@ class Nodes:
                 if value is None:
                     continue
                 phase = value["status"]["phase"]
-                if phase in ("Ready", "Draining") and time.monotonic() - node.seen > self._silence_s:
-                    self._lost(node, value)
+                silent_s = time.monotonic() - node.seen
+                if phase in ("Ready", "Draining") and silent_s > self._silence_s:
+                    self._lost(node, f"node {node.name} has not been heard of since {fine_stamp(self._last_seen(node.name))}")
+                elif phase in ("Ready", "Draining") and silent_s > _PROBED_AFTER_S and node.beat is not None and not node.probed:
+                    node.probed = True
+                    self.holder.soon(self._probe(node, node.beat))
                 elif phase == "Draining":
                     self._empty(node, value)
 
@@ -314,14 +323,31 @@ class Nodes:
             if (node := self._nodes.get(claim.place)) is not None:
                 node.moving.discard(claim.uid)
 
-    def _lost(self, node: Node, value: Value) -> None:
+    async def _probe(self, node: Node, beat: Beat) -> None:
+        """A machine that refuses connections where its node listened has no such process any more, nor what that held: no need to wait."""
+        parts = urlsplit(beat.url)
+        try:
+            async with asyncio.timeout(_PROBE_S):
+                _, writer = await asyncio.open_connection(parts.hostname, parts.port or (443 if parts.scheme == "https" else 80))
+            writer.close()
+        except ConnectionRefusedError:
+            if node.beat is beat:
+                self._lost(node, f"the process of node {node.name} has ended")
+        except OSError as error:
+            _log.warning("node %s is silent: %s", node.name, error or type(error).__name__)
+        finally:
+            node.probed = False
+
+    def _lost(self, node: Node, why: str) -> None:
+        value = self._records.get("Node", "", node.name)
+        if value is None or value["status"]["phase"] not in ("Ready", "Draining"):
+            return
         seen_s = self._last_seen(node.name)
-        message = f"node {node.name} has not been heard of since {fine_stamp(seen_s)}"
-        _log.warning("%s: its sandboxes are lost", message)
+        _log.warning("%s: its sandboxes are lost", why)
         ended = {**value["status"]["ended"], value["status"]["epoch"]: "Lost"}
-        value = self._set(value, phase="Lost", reason="NoHeartbeat", message=message, ended=_newest(ended))
-        self._events.note(value, "NodeLost", message, warning=True)
-        self._drop(node.name, message, since_s=seen_s)
+        value = self._set(value, phase="Lost", reason="NoHeartbeat", message=why, ended=_newest(ended))
+        self._events.note(value, "NodeLost", why, warning=True)
+        self._drop(node.name, why, since_s=seen_s)
 
     def _drop(self, name: str, why: str, since_s: float | None = None) -> None:
         """Ends the conversation with what a node was until now: everything that waits on it fails, its sandboxes are lost."""
