@@ -132,15 +132,16 @@ def serve(
     lease: Annotated[
         str, typer.Option("--node-lease", metavar="TIME", help="A node that cannot reach this server for so long ends its sandboxes.")
     ] = "20s",
+    room_wait: Annotated[str, typer.Option("--room-wait", metavar="TIME", help="How long a sandbox may wait for a place.")] = "30s",
     as_json: Json = False,
 ) -> None:
     """Serves sandboxes over HTTP, until it is stopped."""
     from sandmill.cli import serving
 
     def start() -> int:
-        lease_s = nodes.lease_of(lease)
+        lease_s, wait_s = nodes.lease_of(lease), nodes.wait_of(room_wait)
         local = 0 if no_local else max_local
-        asked = serving.Asked(host, port, state, database, prices, certificate, certificate_key, max_running, local, lease_s)
+        asked = serving.Asked(host, port, state, database, prices, certificate, certificate_key, max_running, local, lease_s, wait_s)
         return serving.serve(asked, as_json=as_json)
 
     raise typer.Exit(carried(start))

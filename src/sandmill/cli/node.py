@@ -50,17 +50,17 @@ def join(asked: Asked, *, as_json: bool) -> int:
     need_packages()
     from sandmill.accounts.prices import PriceBook
     from sandmill.cli.serving import check_certificate, server_folder
+    from sandmill.server.head import Head
     from sandmill.server.keys import Keys
     from sandmill.server.membership import Joining
     from sandmill.server.serve import serve
     from sandmill.server.settings import Settings
 
-    name = _name(asked.name)
+    name, key = _name(asked.name), _key(asked.key_file)
+    Head(asked.url, key)  # says at once when the address is none
     _check_address(asked)
     check_certificate(asked.certificate, asked.certificate_key)
-    joining = Joining(
-        head=asked.url, key=_key(asked.key_file), name=name, url=asked.advertise, most=asked.most, labels=_labels(asked.labels)
-    )
+    joining = Joining(head=asked.url, key=key, name=name, url=asked.advertise, most=asked.most, labels=_labels(asked.labels))
     folder = server_folder(asked.folder or default_folder().with_name("node"))
     settings = Settings(
         folder=folder,

@@ -14,7 +14,7 @@ app = typer.Typer(
     help="Machines that a server's sandboxes run on.", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
 )
 _SHORTEST_LEASE_S: Final = 3.0
-_LONGEST_LEASE_S: Final = 3600.0
+_LONGEST_S: Final = 3600.0
 
 Json = Annotated[bool, typer.Option("--json", help="JSON on stdout and nothing else.")]
 Server = Annotated[
@@ -26,12 +26,21 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The node.")]
 
 def lease_of(text: str) -> float:
     """A lease in seconds. Raises ConfigError."""
+    return _within(text, "--node-lease", _SHORTEST_LEASE_S, "3s")
+
+
+def wait_of(text: str) -> float:
+    """How long to wait for room, in seconds. Raises ConfigError."""
+    return _within(text, "--room-wait", 0.0, "0s")
+
+
+def _within(text: str, option: str, least_s: float, least: str) -> float:
     from sandmill.config.quantities import parse_duration
 
-    lease_s = parse_duration(text, field="--node-lease")
-    if not _SHORTEST_LEASE_S <= lease_s <= _LONGEST_LEASE_S:
-        raise ConfigError(f"must be from 3s to 1h, not {text!a}", field="--node-lease")
-    return lease_s
+    seconds = parse_duration(text, field=option)
+    if not least_s <= seconds <= _LONGEST_S:
+        raise ConfigError(f"must be from {least} to 1h, not {text!a}", field=option)
+    return seconds
 
 
 @app.command()

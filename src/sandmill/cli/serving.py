@@ -40,6 +40,7 @@ class Asked(NamedTuple):
     max_running: int
     max_local: int
     node_lease_s: float
+    longest_wait_s: float
 
 
 def serve(asked: Asked, *, as_json: bool) -> int:
@@ -80,6 +81,7 @@ def _settings(asked: Asked) -> Settings:
         max_running=asked.max_running,
         local_sandboxes=asked.max_local,
         node_lease_s=asked.node_lease_s,
+        longest_wait_s=asked.longest_wait_s,
     )
 
 
