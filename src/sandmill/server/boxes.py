@@ -26,7 +26,7 @@ from sandmill.server.node_sandbox import NodeSandbox
 from sandmill.server.nodes import DRAINED, Nodes
 from sandmill.server.places import Places
 from sandmill.server.records import Records, Value, fine_stamp, now, seconds_of, stamp
-from sandmill.server.refusals import Refusal, not_found
+from sandmill.server.refusals import EXHAUSTED, Refusal, not_found
 from sandmill.server.secrets import Secrets
 from sandmill.server.settings import Settings
 
@@ -339,6 +339,9 @@ class Boxes:
             if sandbox is not None:
                 await sandbox.terminate.aio()
             self.places.release(meta["uid"])
+            if isinstance(error, OSError) and error.errno in EXHAUSTED:
+                message = f"{error.strerror}; nothing was started"
+                raise Refusal("CapacityUnavailable", message, retry_after_s=5, kind="sandboxes", name=meta["name"]) from error
             raise await self._failed(value, error) from error
         live = self._live[meta["uid"]] = Live(value, sandbox, self._meter(value))
         epoch = value["status"].get("attempt", {}).get("epoch", 0) + 1

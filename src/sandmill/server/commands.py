@@ -25,7 +25,7 @@ from sandmill.server.live import LOST, Live
 from sandmill.server.node_sandbox import NodeSandbox
 from sandmill.server.outputs import Log, Outputs
 from sandmill.server.records import Records, Value, fine_stamp, fresh
-from sandmill.server.refusals import Cause, Refusal, invalid
+from sandmill.server.refusals import EXHAUSTED, Cause, Refusal, invalid
 from sandmill.server.settings import Settings
 from sandmill.server.tables import Forget, Write
 
@@ -309,9 +309,13 @@ class Commands:
         number = getattr(error, "errno", None)
         code = {errno.ENOENT: _NOT_FOUND, errno.EACCES: _NOT_RUNNABLE}.get(number or 0)
         reason = "SandboxLost" if isinstance(error, SandboxGone) else "CommandNotFound" if code == _NOT_FOUND else "StartFailed"
+        if isinstance(error, ExecFailed) and number in EXHAUSTED:
+            reason = "ResourceExhausted"
         status: dict[str, Any] = {"phase": "Failed", "reason": reason, "message": str(error)}
         if isinstance(error, ExecFailed):
-            status |= {"exitCode": code if code is not None else _NOT_RUNNABLE, "errno": errno.errorcode.get(number or 0, "EIO")}
+            status["errno"] = errno.errorcode.get(number or 0, "EIO")
+            if reason != "ResourceExhausted":  # what ran into a limit of ours has no exit code: nobody may take it for the command's
+                status["exitCode"] = code if code is not None else _NOT_RUNNABLE
         self._end(running, status)
 
     def _end(self, running: Running, status: Mapping[str, Any]) -> None:

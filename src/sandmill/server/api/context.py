@@ -21,7 +21,7 @@ from sandmill.server.keys import HEAD, USER, Keys, Principal
 from sandmill.server.nodes import Nodes
 from sandmill.server.outputs import Outputs
 from sandmill.server.records import Records, Value
-from sandmill.server.refusals import Cause, Refusal
+from sandmill.server.refusals import EXHAUSTED, Cause, Refusal
 from sandmill.server.schema import nearest, shown
 from sandmill.server.secrets import Secrets
 from sandmill.server.settings import Settings
@@ -40,8 +40,6 @@ _FILE_REASONS: Final = {
     errno.EMFILE: "CapacityUnavailable",
     errno.ENFILE: "CapacityUnavailable",
 }
-EXHAUSTED: Final = (errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
-"""What a machine that has nothing left answers."""
 _log = logging.getLogger("sandmill.server")
 
 
