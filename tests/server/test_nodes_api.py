@@ -90,6 +90,10 @@ def test_what_is_no_beat(head: Head) -> None:
     for body in (b"{", b"[]", b"\xff", {}, {"version": 1}, beat(most="many"), beat(extra=1), beat(sandboxes=[1]), beat(machine={})):
         assert ask(body) == (400, "BadRequest"), body
     assert ask(beat(version=2)) == (422, "Unsupported")
+    machine = beat()["machine"]
+    for part in ({"load": -1}, {"architecture": "\u001b[31m"}, {"free": machine["free"] | {"cpu": -1}}):
+        assert ask(beat(machine=machine | part)) == (400, "BadRequest"), part
+    assert ask(beat(labels={"not a label": "x"})) == (422, "Invalid")
     assert ask(beat(url="ftp://x")) == (422, "Invalid")
     assert ask(beat(uid="none of ours")) == (404, "NotFound")
     assert ask(beat(), "local") == (409, "Conflict")

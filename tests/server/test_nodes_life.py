@@ -268,3 +268,21 @@ def test_a_deletion_during_recovery_is_carried_out(patient: Head) -> None:
     patient.ask("DELETE", "sandboxes/doomed")
     patient.gone("sandboxes/doomed", 20)
     eventually(lambda: not inits(node))
+
+
+def test_what_a_killed_node_was_making_is_made_elsewhere(head: Head) -> None:
+    node, other = head.join("a"), head.join("b")
+    for number in range(24):
+        head.box(f"m{number}", continuity=EPHEMERAL, resources={"memory": "64Mi", "disk": "16Mi"})
+        if number == 12:
+            node.process.kill()
+    node.over()
+    node.until(phase="Lost")
+
+    def true() -> bool:
+        items = head.ask("GET", "sandboxes").json["items"]
+        up = [item for item in items if item["status"]["phase"] == "Running"]
+        lost = [item for item in items if item["status"].get("reason") == "NodeLost"]
+        return len(up) + len(lost) == 24 and len(inits(other)) == len(up) > 11
+
+    eventually(true, 30)

@@ -133,10 +133,10 @@ def test_everybody_is_served_once_and_in_the_order_of_the_project(projects: list
     assert served == {name: [number for number, project in enumerate(projects) if project == name] for name in set(projects)}
 
 
-@settings(max_examples=200)
+@settings(max_examples=1000)
 @given(st.lists(st.sampled_from("ab") | st.just("."), min_size=1, max_size=120))
 def test_projects_that_wait_are_served_alike(script: list[str]) -> None:
-    """While both wait without a break, neither gets more than one ahead of the other."""
+    """While both wait without a break, neither gets more than two ahead of the other: the bound of start-time fair queueing."""
     queue: FairQueue[None] = FairQueue()
     ahead = {"a": 0, "b": 0}
     for step in script:
@@ -149,7 +149,7 @@ def test_projects_that_wait_are_served_alike(script: list[str]) -> None:
             ahead[waiter.project] += 1
             if waiting != {"a", "b"} or {other.project for other in queue} != {"a", "b"}:
                 ahead = {"a": 0, "b": 0}
-            assert abs(ahead["a"] - ahead["b"]) <= 1
+            assert abs(ahead["a"] - ahead["b"]) <= 2
 
 
 @given(st.integers(1, 500))

@@ -6,6 +6,7 @@ import contextlib
 import os
 import platform
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -13,20 +14,20 @@ import msgspec
 class Amounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Something that sandboxes use up."""
 
-    cpu: float
-    memory_bytes: int
-    disk_bytes: int
-    pids: int
+    cpu: Annotated[float, msgspec.Meta(ge=0, le=1e6)]
+    memory_bytes: Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+    disk_bytes: Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+    pids: Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A machine at one moment."""
 
-    architecture: str
+    architecture: Annotated[str, msgspec.Meta(pattern="^[a-z0-9_]{1,32}$")]
     """As images name it: amd64, arm64."""
     capacity: Amounts
     free: Amounts
-    load: float
+    load: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
     """Processes that ran or wanted to, on average over the last minute."""
 
 

@@ -82,6 +82,7 @@ class Nodes:
         self._expected: dict[str, tuple[str, str, asyncio.Event]] = {}
         """Sandboxes of before the restart whose node has not been heard of yet, by uid: project, name, and when it is settled."""
         self._moving = asyncio.Semaphore(_MOVING_AT_ONCE)
+        places.awaited = self._awaited
         self.holder: Holder
 
     def expect(self) -> frozenset[str]:
@@ -180,6 +181,10 @@ class Nodes:
                     self.holder.soon(self._probe(node, node.beat))
                 elif phase == "Draining":
                     self._empty(node, value)
+
+    def _awaited(self) -> bool:
+        found = [self._records.get("Node", "", node.name) for node in self._nodes.values() if node.beat is None]
+        return any(value is not None and value["status"]["phase"] == "Ready" for value in found)
 
     @property
     def _silence_s(self) -> float:

@@ -73,12 +73,13 @@ def obstacle(need: Need, place: Place) -> str | None:
 def burden(need: Need, place: Place) -> float:
     """How heavily the place would be used with the sandbox on it: the most promised share, and the most used one."""
     capacity, free = place.machine.capacity, place.machine.free
+    cores = max(0.01, capacity.cpu)
     promised = max(
-        (place.held_cpu + need.cpu) / capacity.cpu,
+        (place.held_cpu + need.cpu) / cores,
         (place.held_memory_bytes + need.memory_bytes) / max(1, capacity.memory_bytes),
         (place.held + 1) / place.most,
     )
-    used = max(place.machine.load / capacity.cpu, 1 - free.memory_bytes / max(1, capacity.memory_bytes))
+    used = max(place.machine.load / cores, 1 - free.memory_bytes / max(1, capacity.memory_bytes))
     return promised + used
 
 

@@ -106,6 +106,8 @@ class Places:
         self.local_closed: str | None = None if settings.local_sandboxes else "takes no sandboxes"
         self.targets: dict[str, Target] = {}
         """Nodes by name; kept by `Nodes`."""
+        self.awaited: Callable[[], bool] = lambda: False
+        """Whether nodes are to be heard of again, after a restart of this server."""
 
     def of(self, uid: str) -> Claim | None:
         """A sandbox's claim."""
@@ -138,7 +140,7 @@ class Places:
         if len(self._queue) >= self._settings.max_waiting:
             raise _no_room(f"{len(self._queue)} sandboxes wait for a place already")
         places = self.all(need_of(spec))
-        if all(place.closed is not None for place in places):
+        if all(place.closed is not None for place in places) and not self.awaited():
             raise _no_room(explain(need_of(spec), places))
 
     async def create(self, value: Value, made: SandboxSpec, kept: Path | None) -> Sandbox:
