@@ -20,7 +20,7 @@ EPHEMERAL = {"mode": "Ephemeral"}
 @pytest.fixture
 def head(tmp_path: Path) -> Iterator[Head]:
     """A head with a short lease and no sandboxes of its own."""
-    with heading(tmp_path, "--no-local", "--node-lease", "3s") as head:
+    with heading(tmp_path, "--no-local", "--node-lease", "5s") as head:
         yield head
 
 

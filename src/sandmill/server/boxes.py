@@ -22,7 +22,6 @@ from sandmill.server.billing import Billing
 from sandmill.server.costs import Meter, cost_status, microusd, rate_of
 from sandmill.server.events import Events
 from sandmill.server.live import CAP, GONE, IDLE, LIFETIME, LOST, Live
-from sandmill.server.node_sandbox import NodeSandbox
 from sandmill.server.nodes import DRAINED, Nodes
 from sandmill.server.places import Places
 from sandmill.server.records import Records, Value, fine_stamp, now, seconds_of, stamp
@@ -52,7 +51,7 @@ class Boxes:
         self._records = records
         self.places = places
         self.nodes = nodes
-        nodes.holder = self
+        nodes.boxes = self
         self._events = events
         self._billing = Billing(records)
         self._secrets = secrets
@@ -64,10 +63,6 @@ class Boxes:
         """Starts under way, by project."""
         self.on_start: Callable[[Live, Value], Awaitable[None]] | None = None
         """Called when a sandbox has come up: starts its main command."""
-        self.on_resume: Callable[[Live, NodeSandbox], Awaitable[None]] | None = None
-        """Called when one that outlived the last server is taken up again: takes up its commands."""
-        self.on_loss: Callable[[Value, str], None] | None = None
-        """Called when one that may have outlived the last server has not: its commands have not either."""
         self.on_delete: Callable[[Value], None] | None = None
         """Called when a sandbox is removed: removes its processes."""
 
@@ -128,14 +123,14 @@ class Boxes:
                 self._admit(value)
             except Refusal as refusal:
                 if value["status"].get("phase") in ("Pending", "Starting"):
-                    self._put_now(value, phase="Stopped", stopReason=refusal.reason, message=refusal.message)
+                    self.put_now(value, phase="Stopped", stopReason=refusal.reason, message=refusal.message)
                 raise
             self._coming[project] += 1
             try:
                 return await self._start(value)
             except Refusal as refusal:
                 if refusal.reason == "CapacityUnavailable":
-                    self._put_now(value, phase="Stopped", stopReason=refusal.reason, message=refusal.message)
+                    self.put_now(value, phase="Stopped", stopReason=refusal.reason, message=refusal.message)
                 raise
             finally:
                 self._coming[project] -= 1
@@ -173,7 +168,7 @@ class Boxes:
                 live.stopping = reason
                 await live.sandbox.terminate.aio()
                 self._bill(value, live.meter, live.began_s, live.seconds)
-                self._forget(uid)
+                self.forget(uid)
             if self.on_delete is not None:
                 self.on_delete(value)
             self.kept(uid).unlink(missing_ok=True)
@@ -205,9 +200,9 @@ class Boxes:
             if "deletionTimestamp" in meta:
                 self.soon(self.delete(meta["namespace"], meta["name"]))
             elif meta["uid"] in expected:
-                self._put_now(value, phase="Recovering")
+                self.put_now(value, phase="Recovering")
             elif status.get("phase") in ("Running", "Stopping", "Recovering"):
-                await self._mark_lost(value, alive_until_s)
+                await self.mark_lost(value, alive_until_s)
             elif status.get("phase") in ("Pending", "Starting"):
                 self.soon(self.start(meta["namespace"], meta["name"]))
         known = {value["metadata"]["uid"] for value in self._records.each("Sandbox")}
@@ -251,45 +246,7 @@ class Boxes:
             raise Refusal("SandboxNotRunning", f"sandbox {name!r} is being deleted", kind="sandboxes", name=name)
         return value
 
-    async def resume(self, project: str, name: str, sandbox: NodeSandbox) -> None:
-        """Takes up a sandbox that has outlived the last server on its node. Raises SandboxError."""
-        value = self._records.get("Sandbox", project, name)
-        if value is None:
-            return
-        async with self._lock(value):
-            began_s = seconds_of(value["status"]["startTime"])
-            live = Live(value, sandbox, self._meter(value))
-            live.since(began_s)
-            if self.on_resume is not None:
-                await self.on_resume(live, sandbox)
-            self._live[live.uid] = live
-            if "deletionTimestamp" not in value["metadata"]:
-                self._put_now(value, phase="Running")
-        if (reason := value["status"].get("stopReason")) is not None:
-            self.soon(self.stop(project, name, reason))
-
-    async def lose(self, project: str, name: str, alive_until_s: float, why: str) -> None:
-        """Its node is gone, and was last heard of then: it is down, and its object says so."""
-        value = self._records.get("Sandbox", project, name)
-        if value is None:
-            return
-        live = self._live.get(value["metadata"]["uid"])
-        if live is not None:
-            live.stopping = live.stopping or LOST
-            live.over(alive_until_s)
-            if isinstance(live.sandbox, NodeSandbox):
-                live.sandbox.lose(why)
-        async with self._lock(value):
-            value = self._records.get("Sandbox", project, name)
-            if value is None or self._live.get(value["metadata"]["uid"]) is not live:
-                return
-            self._forget(value["metadata"]["uid"])
-            if live is None and self.on_loss is not None:
-                self.on_loss(value, why)
-            if "deletionTimestamp" not in value["metadata"]:
-                await self._mark_lost(value, alive_until_s, why)
-
-    def _forget(self, uid: str) -> None:
+    def forget(self, uid: str) -> None:
         """It is down: its place may be taken."""
         self._live.pop(uid, None)
         self.places.release(uid)
@@ -298,10 +255,11 @@ class Boxes:
     async def _turn(self, value: Value) -> AsyncIterator[None]:
         """Alone with it, and only once it is known what became of it in a restart."""
         await self.nodes.settled(value["metadata"]["uid"])
-        async with self._lock(value):
+        async with self.lock(value):
             yield
 
-    def _lock(self, value: Value) -> asyncio.Lock:
+    def lock(self, value: Value) -> asyncio.Lock:
+        """Held by whoever changes what a sandbox is."""
         return self._turns.setdefault(value["metadata"]["uid"], asyncio.Lock())
 
     def _admit(self, value: Value) -> None:
@@ -343,9 +301,9 @@ class Boxes:
                 message = f"{error.strerror}; nothing was started"
                 raise Refusal("CapacityUnavailable", message, retry_after_s=5, kind="sandboxes", name=meta["name"]) from error
             raise await self._failed(value, error) from error
-        live = self._live[meta["uid"]] = Live(value, sandbox, self._meter(value))
+        live = self._live[meta["uid"]] = Live(value, sandbox, self.meter(value))
         epoch = value["status"].get("attempt", {}).get("epoch", 0) + 1
-        self._put_now(
+        self.put_now(
             value,
             gone=("stopReason", "reason", "message", "activity", "node"),
             phase="Running",
@@ -382,7 +340,7 @@ class Boxes:
     async def _stop(self, value: Value, live: Live, reason: str) -> None:
         uid = live.uid
         live.stopping = reason
-        self._put_now(value, phase="Stopping", stopReason=reason)
+        self.put_now(value, phase="Stopping", stopReason=reason)
         saved = None
         with contextlib.suppress(SandboxError):
             await live.sandbox.kill_processes.aio()
@@ -391,7 +349,7 @@ class Boxes:
         why = live.sandbox.gone_reason
         await live.sandbox.terminate.aio()
         cost = self._bill(value, live.meter, live.began_s, live.seconds)
-        self._forget(uid)
+        self.forget(uid)
         message = _SENTENCES.get(reason) or f"it ended by itself: {why}"
         status: dict[str, Any] = {"phase": "Stopped", "stopReason": reason, "message": message, "activity": "Idle", "cost": cost}
         status["conditions"] = [condition("Ready", "False", reason, message), *([] if saved is None else [saved])]
@@ -415,7 +373,7 @@ class Boxes:
         self._billing.run(value, meter, began_s, seconds)
         return cost_status(meter, seconds, running=False)
 
-    def _meter(self, value: Value) -> Meter:
+    def meter(self, value: Value) -> Meter:
         """For a run that begins, or goes on, with what the runs before it cost."""
         limit = value["spec"].get("maxCostUSD")
         return Meter(
@@ -424,10 +382,11 @@ class Boxes:
             before_microusd=microusd(value["status"].get("cost", {}).get("totalUSD")),
         )
 
-    async def _mark_lost(self, value: Value, alive_until_s: float, why: str = "the server ended without stopping it") -> None:
+    async def mark_lost(self, value: Value, alive_until_s: float, why: str = "the server ended without stopping it") -> None:
+        """It was up until then, and nobody stopped it. Under its lock."""
         status = value["status"]
         began_s = seconds_of(status["startTime"]) if "startTime" in status else alive_until_s
-        cost = self._bill(value, self._meter(value), began_s, max(0.0, alive_until_s - began_s))
+        cost = self._bill(value, self.meter(value), began_s, max(0.0, alive_until_s - began_s))
         saved = status.get("snapshot") is not None and self.kept(value["metadata"]["uid"]).exists()
         message = f"{why}; everything in it is gone"
         if saved:
@@ -442,7 +401,7 @@ class Boxes:
         """Where the last stop has kept its folder."""
         return self._settings.folder / "kept" / f"{uid}.tar"
 
-    def _put_now(self, value: Value, *, gone: tuple[str, ...] = (), **status: Any) -> asyncio.Future[Any]:
+    def put_now(self, value: Value, *, gone: tuple[str, ...] = (), **status: Any) -> asyncio.Future[Any]:
         """Changes the status of the object as it is now: a caller may have edited the rest while a transition was under way."""
         meta = value["metadata"]
         now_stored = self._records.get("Sandbox", meta["namespace"], meta["name"]) or value
@@ -450,7 +409,7 @@ class Boxes:
         return self._records.put("Sandbox", meta["namespace"], {**now_stored, "status": {**kept, **status}})
 
     async def _put(self, value: Value, **status: Any) -> None:
-        await self._records.store.durable(self._put_now(value, **status))
+        await self._records.store.durable(self.put_now(value, **status))
 
     def _over(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

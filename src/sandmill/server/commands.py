@@ -22,7 +22,6 @@ from sandmill.sandboxes.backends.remote.process import RemoteProcess
 from sandmill.sandboxes.streams import Output
 from sandmill.server.boxes import Boxes
 from sandmill.server.live import LOST, Live
-from sandmill.server.node_sandbox import NodeSandbox
 from sandmill.server.outputs import Log, Outputs
 from sandmill.server.records import Records, Value, fine_stamp, fresh
 from sandmill.server.refusals import EXHAUSTED, Cause, Refusal, invalid
@@ -113,8 +112,6 @@ class Commands:
         self._numbers: dict[str, int] = {}
         self._kept: Counter[str] = Counter()
         """Bytes of output of each sandbox's ended processes by its uid."""
-        self._unsure: dict[str, Log] = {}
-        """Output of commands that may have outlived the last server, by uid."""
         self._tasks: set[asyncio.Task[None]] = set()
         for value in sorted(records.list("Process"), key=lambda value: value["spec"]["sequence"]):
             owner = value["metadata"]["ownerReferences"][0]["uid"]
@@ -123,8 +120,6 @@ class Commands:
             self._kept[owner] += value["status"].get("outputBytes", 0)
         boxes.on_start = self._begin_main
         boxes.on_delete = self._forget_all
-        boxes.on_resume = self._resume
-        boxes.on_loss = self._lose
 
     def get(self, value: Value) -> Running | None:
         """The running command of a Process object, None once it has ended."""
@@ -215,50 +210,18 @@ class Commands:
             with contextlib.suppress(SandboxError, OSError):
                 await running.process.resize.aio(rows, columns)
 
-    async def recover(self, expected: frozenset[str]) -> None:
-        """After a restart: nothing that ran still does, and its object says so; but for sandboxes in `expected` (uids) that is not sure."""
-        for value in self._records.each("Process"):
-            if value["status"]["phase"] in ENDED:
-                continue
-            if value["metadata"]["ownerReferences"][0]["uid"] in expected:
-                self._unsure[value["metadata"]["uid"]] = await self._outputs.resume(value["metadata"]["uid"])
-            else:
-                self._fail(value, "the server ended while this ran; its output up to then is kept")
-
-    def _lose(self, box: Value, why: str) -> None:
-        """Nothing that ran in that sandbox still does."""
-        for value in self._unended(box["metadata"]["uid"], box["metadata"]["namespace"]):
-            self._fail(value, f"{why}; its output up to then is kept")
-
-    def _fail(self, value: Value, message: str) -> None:
-        ended = {"phase": "Failed", "reason": LOST, "message": message, "completionTime": fine_stamp(time.time())}
-        log = self._unsure.pop(value["metadata"]["uid"], None)
-        pieces = [] if log is None else self._outputs.rest(log)
-        self._records.put("Process", value["metadata"]["namespace"], {**value, "status": {**value["status"], **ended}}, *pieces)
-
-    def _unended(self, uid: str, project: str) -> list[Value]:
+    def unended(self, uid: str, project: str) -> list[Value]:
+        """The objects of a sandbox's commands that have not ended, by its uid."""
         found = [self._records.get("Process", project, name) for name in self._of_box.get(uid, ())]
         return [value for value in found if value is not None and value["status"]["phase"] not in ENDED]
 
-    async def _resume(self, live: Live, sandbox: NodeSandbox) -> None:
-        """Takes up the commands of a sandbox that has outlived the last server; those that the node ran for nobody are killed there."""
-        there = await sandbox.processes()
-        for value in self._unended(live.uid, live.project):
-            found = there.pop(value["status"].get("nodeProcess", ""), None)
-            if found is None:
-                self._fail(value, "the server ended while this was being started")
-                continue
-            log = self._unsure.pop(value["metadata"]["uid"])
-            running = self._running[value["metadata"]["uid"]] = Running(value, live, log)
-            running.process = process = await sandbox.resume(found, log.lengths)
-            if not running.tty:
-                live.enter()
-            self._watch(running, process)
-            if value["spec"].get("state") == "Cancelled":
-                await self.cancel(value)
-        for name, found in there.items():
-            if found["status"]["phase"] not in ENDED:
-                await sandbox.cancel(name)
+    def take_up(self, value: Value, live: Live, log: Log, process: Process) -> None:
+        """Goes on with a command that was started before this server was."""
+        running = self._running[value["metadata"]["uid"]] = Running(value, live, log)
+        running.process = process
+        if not running.tty:
+            live.enter()
+        self._watch(running, process)
 
     def _watch(self, running: Running, process: Process) -> None:
         task = asyncio.get_running_loop().create_task(self._attend(running, process))

@@ -38,12 +38,17 @@ _log = logging.getLogger("sandmill.server")
 
 
 class Holder(Protocol):
-    """Who holds the sandboxes: `Boxes`."""
+    """Whose the sandboxes are: `Boxes`."""
 
     @property
     def live(self) -> dict[str, Live]: ...
     def soon(self, work: Awaitable[Any]) -> None: ...
     async def stop(self, project: str, name: str, reason: str) -> None: ...
+
+
+class Keeper(Protocol):
+    """Who says what became of them: `Survivors`."""
+
     async def resume(self, project: str, name: str, sandbox: NodeSandbox) -> None: ...
     async def lose(self, project: str, name: str, alive_until_s: float, why: str) -> None: ...
 
@@ -83,7 +88,8 @@ class Nodes:
         """Sandboxes of before the restart whose node has not been heard of yet, by uid: project, name, and when it is settled."""
         self._moving = asyncio.Semaphore(_MOVING_AT_ONCE)
         places.awaited = self._awaited
-        self.holder: Holder
+        self.boxes: Holder
+        self.survivors: Keeper
 
     def expect(self) -> frozenset[str]:
         """After a restart: the uids of sandboxes that may still run on their nodes. Before anything else looks at them."""
@@ -178,7 +184,7 @@ class Nodes:
                     self._lost(node, f"node {node.name} has not been heard of since {fine_stamp(self._last_seen(node.name))}")
                 elif phase in ("Ready", "Draining") and silent_s > _PROBED_AFTER_S and node.beat is not None and not node.probed:
                     node.probed = True
-                    self.holder.soon(self._probe(node, node.beat))
+                    self.boxes.soon(self._probe(node, node.beat))
                 elif phase == "Draining":
                     self._empty(node, value)
 
@@ -279,7 +285,7 @@ class Nodes:
 
     def _end(self, claim: Claim, why: str) -> None:
         """A sandbox ended by itself: the ticker of the sandboxes finds it dead."""
-        live = self.holder.live.get(claim.uid)
+        live = self.boxes.live.get(claim.uid)
         if live is not None and isinstance(live.sandbox, NodeSandbox) and live.sandbox.alive:
             live.sandbox.lose(why)
 
@@ -290,10 +296,10 @@ class Nodes:
                 continue
             node.moving.add(claim.uid)
             if claim.epoch == beat.epoch and beat.sandboxes.get(claim.name) == "":
-                self.holder.soon(self._adopt(node, claim, beat))
+                self.boxes.soon(self._adopt(node, claim, beat))
             else:
                 why = beat.sandboxes.get(claim.name) or f"node {node.name} no longer has it"
-                self.holder.soon(self._give_up(claim, self._alive_until_s, why))
+                self.boxes.soon(self._give_up(claim, self._alive_until_s, why))
 
     async def _adopt(self, node: Node, claim: Claim, beat: Beat) -> None:
         project, name, settled = self._expected[claim.uid]
@@ -305,9 +311,9 @@ class Nodes:
             made = layer.sandbox_spec(value["spec"], {}, time.time() - seconds_of(value["metadata"]["creationTimestamp"]))
             labels = value["metadata"].get("labels", {})
             sandbox = NodeSandbox(made, node.client, claim.name, name, labels, rootless=beat.rootless)
-            await self.holder.resume(project, name, sandbox)
+            await self.survivors.resume(project, name, sandbox)
         except SandboxError as error:
-            await self.holder.lose(project, name, time.time(), f"it could not be taken up again: {error}")
+            await self.survivors.lose(project, name, time.time(), f"it could not be taken up again: {error}")
         finally:
             node.moving.discard(claim.uid)
             self._expected.pop(claim.uid, None)
@@ -319,7 +325,7 @@ class Nodes:
         found = expected[:2] if expected is not None else self._name_of(claim.uid)
         try:
             if found is not None:
-                await self.holder.lose(*found, alive_until_s, why)
+                await self.survivors.lose(*found, alive_until_s, why)
         finally:
             self._places.release(claim.uid)
             if expected is not None:
@@ -367,7 +373,7 @@ class Nodes:
             # Those on their way, or being stopped, fail by themselves; a creation is then tried elsewhere.
             if not claim.starting and node is not None and claim.uid not in node.moving:
                 node.moving.add(claim.uid)
-                self.holder.soon(self._give_up(claim, time.time() if since_s is None else since_s, why))
+                self.boxes.soon(self._give_up(claim, time.time() if since_s is None else since_s, why))
 
     def _empty(self, node: Node, value: Value) -> None:
         """Stops what a draining node still holds: saved ones at once, the others at the deadline."""
@@ -382,12 +388,12 @@ class Nodes:
             box = self._records.get("Sandbox", *found)
             if box is not None and (due or box["spec"]["continuity"]["mode"] == "Snapshotted"):
                 node.moving.add(claim.uid)
-                self.holder.soon(self._move(node, claim, *found))
+                self.boxes.soon(self._move(node, claim, *found))
 
     async def _move(self, node: Node, claim: Claim, project: str, name: str) -> None:
         try:
             async with self._moving:
-                await self.holder.stop(project, name, DRAINED)
+                await self.boxes.stop(project, name, DRAINED)
         finally:
             node.moving.discard(claim.uid)
 
@@ -402,7 +408,7 @@ class Nodes:
         return self._records.get("Node", "", value["metadata"]["name"]) or value
 
     def _name_of(self, uid: str) -> tuple[str, str] | None:
-        live = self.holder.live.get(uid)
+        live = self.boxes.live.get(uid)
         return None if live is None else (live.project, live.name)
 
 

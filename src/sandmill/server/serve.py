@@ -38,6 +38,7 @@ from sandmill.server.records import Records
 from sandmill.server.secrets import Secrets
 from sandmill.server.settings import Settings
 from sandmill.server.store import Store
+from sandmill.server.surviving import Survivors
 from sandmill.server.tables import Note
 
 _HEARTBEAT_S: Final = 1.0
@@ -155,7 +156,7 @@ async def _run(
         commands = Commands(records, boxes, outputs, settings)
         on = Context(settings, records, events, secrets, boxes, commands, outputs, Answers(loaded.answers), keys, nodes)
         expected = nodes.expect()
-        await commands.recover(expected)
+        await Survivors(records, boxes, commands, outputs).recover(expected)
         await boxes.recover(alive_until_s, expected)
         publish(records, settings.prices)
         server.config.app = application(on)
