@@ -14,7 +14,7 @@ import msgspec
 from sandmill.server.machine import Machine
 
 LEAST_FREE_MEMORY: Final = 64 << 20
-LEAST_FREE_DISK: Final = 64 << 20
+LEAST_FREE_DISK: Final = 16 << 20
 LEAST_FREE_PIDS: Final = 300
 """A sandbox's own limit is 256: below this, the next one could take what the machine itself needs."""
 T = TypeVar("T")
