@@ -171,7 +171,7 @@ class Boxes:
                 self.forget(uid)
             if self.on_delete is not None:
                 self.on_delete(value)
-            self.kept(uid).unlink(missing_ok=True)
+            self.kept_path(uid).unlink(missing_ok=True)
             self._turns.pop(uid, None)
             self.places.release(uid)
             done = self._records.remove("Sandbox", project, name)
@@ -288,7 +288,7 @@ class Boxes:
         sandbox = None
         try:
             made = layer.sandbox_spec(spec, mount.env, time.time() - seconds_of(meta["creationTimestamp"]))
-            kept = self.kept(meta["uid"])
+            kept = self.kept_path(meta["uid"])
             given = kept if spec["continuity"]["mode"] == "Snapshotted" and kept.exists() else None
             sandbox = await self.places.create(value, made, given)
             if mount.files:
@@ -362,7 +362,7 @@ class Boxes:
 
     async def _save(self, live: Live) -> dict[str, Any]:
         try:
-            size = await layer.save(live.sandbox, self.kept(live.uid))
+            size = await layer.save(live.sandbox, self.kept_path(live.uid))
         except (SandboxError, OSError, TimeoutError) as error:
             _log.warning("the workspace of sandbox %s could not be saved: %s", live.name, error)
             return condition("StateSaved", "False", "SaveFailed", f"the workspace could not be saved: {error}")
@@ -387,7 +387,7 @@ class Boxes:
         status = value["status"]
         began_s = seconds_of(status["startTime"]) if "startTime" in status else alive_until_s
         cost = self._bill(value, self.meter(value), began_s, max(0.0, alive_until_s - began_s))
-        saved = status.get("snapshot") is not None and self.kept(value["metadata"]["uid"]).exists()
+        saved = status.get("snapshot") is not None and self.kept_path(value["metadata"]["uid"]).exists()
         message = f"{why}; everything in it is gone"
         if saved:
             message = f"{why}; its workspace is that of {status['snapshot']['time']}"
@@ -397,7 +397,7 @@ class Boxes:
         reasons = {"stopReason": LOST} if saved else {"stopReason": LOST, "reason": LOST}
         await self._put(value, phase=phase, message=message, activity="Idle", conditions=conditions, cost=cost, **reasons)
 
-    def kept(self, uid: str) -> Path:
+    def kept_path(self, uid: str) -> Path:
         """Where the last stop has kept its folder."""
         return self._settings.folder / "kept" / f"{uid}.tar"
 

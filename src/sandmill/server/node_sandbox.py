@@ -26,6 +26,8 @@ _CREATE_S: Final = 60.0
 _SAVE_S: Final = 120.0
 _LOOK_S: Final = 0.05
 _LONGEST_NAME: Final = 45
+_PUBLIC: Final = "nodus/"
+"""Images that are called the same on every machine; others go by their digest."""
 _LONGEST_LIFE_S: Final = 720 * 3600
 _MERGE: Final = {"Content-Type": "application/merge-patch+json"}
 Value = Mapping[str, Any]
@@ -123,11 +125,9 @@ class NodeSandbox(RemoteSandbox):
         await self._ask("PATCH", f"sandboxes/{self.id}", data=msgspec.json.encode({"spec": spec}), headers=_MERGE)
 
 
-async def create(
-    client: Client, name: str, value: Value, made: SandboxSpec, env: Mapping[str, str], kept: Path | None, *, rootless: bool
-) -> NodeSandbox:
+async def create(client: Client, name: str, value: Value, made: SandboxSpec, kept: Path | None, *, rootless: bool) -> NodeSandbox:
     """Makes the sandbox on the node, as `name`. Raises SandboxError (nothing stays but what the node is told to end), ConfigError."""
-    body = {"metadata": {"name": name}, "spec": wire(value["spec"], env, made.timeout_s, stopped=kept is not None)}
+    body = {"metadata": {"name": name}, "spec": wire(value["spec"], made, stopped=kept is not None)}
     meta = value["metadata"]
     sandbox = NodeSandbox(made, client, name, meta["name"], meta.get("labels", {}), rootless=rootless)
     try:
@@ -155,15 +155,15 @@ def new_name(name: str) -> str:
     return f"{name[:_LONGEST_NAME].rstrip('-')}-{secrets.token_hex(8)}"
 
 
-def wire(spec: Value, env: Mapping[str, str], life_s: float, *, stopped: bool) -> dict[str, Any]:
+def wire(spec: Value, made: SandboxSpec, *, stopped: bool) -> dict[str, Any]:
     """The spec as the node takes it: without the command, secrets, limits and money, which are the head's business."""
     return {
-        "image": spec["image"],
+        "image": spec["image"] if made.image is None or spec["image"].startswith(_PUBLIC) else made.image,
         "workingDir": spec["workingDir"],
-        "env": [{"name": key, "value": word} for key, word in env.items()],
+        "env": [{"name": key, "value": word} for key, word in made.env.items()],
         "resources": dict(spec["resources"]),
         "network": dict(spec["network"]),
-        "lifecycle": {"idleTimeout": "0s", "onIdle": "Delete", "maxLifetime": f"{min(_LONGEST_LIFE_S, round(life_s) + 60)}s"},
+        "lifecycle": {"idleTimeout": "0s", "onIdle": "Delete", "maxLifetime": f"{min(_LONGEST_LIFE_S, round(made.timeout_s) + 60)}s"},
         "continuity": dict(spec["continuity"]),
         "state": "Stopped" if stopped else "Running",
     }

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from sandmill.config.quantities import parse_bytes, parse_cpu
-from sandmill.errors import SandboxCreateFailed
+from sandmill.errors import ImageError, SandboxCreateFailed
 from sandmill.sandboxes import Sandbox, SandboxSpec
+from sandmill.sandboxes.images import store
 from sandmill.server import layer, node_sandbox
 from sandmill.server.machine import Machine, measured
 from sandmill.server.node_sandbox import NodeSandbox
@@ -23,7 +24,6 @@ from sandmill.server.placement import FairQueue, Need, Place, Waiter, choose, ex
 from sandmill.server.records import Value
 from sandmill.server.refusals import Refusal
 from sandmill.server.settings import Settings
-from sandmill.server.specs import DEFAULT_IMAGE
 
 LOCAL: Final = "local"
 """The server's own machine, as a place."""
@@ -139,9 +139,10 @@ class Places:
         """Before anything is promised: raises Refusal (CapacityUnavailable) when there is no place at all, or too many wait already."""
         if len(self._queue) >= self._settings.max_waiting:
             raise _no_room(f"{len(self._queue)} sandboxes wait for a place already")
-        places = self.all(need_of(spec))
+        need = need_of(spec)
+        places = self.all(need)
         if all(place.closed is not None for place in places) and not self.awaited():
-            raise _no_room(explain(need_of(spec), places))
+            raise _no_room(explain(need, places))
 
     async def create(self, value: Value, made: SandboxSpec, kept: Path | None) -> Sandbox:
         """A live sandbox, in the least burdened place, when its project's turn has come; `kept` is the folder that it starts with.
@@ -150,7 +151,7 @@ class Places:
         """
         uid, tried = value["metadata"]["uid"], frozenset[str]()
         while True:
-            claim = await self._turn(value, tried)
+            claim = await self._turn(value, need_of(value["spec"], made.image), tried)
             try:
                 sandbox = await self._create_at(claim, value, made, kept)
             except BaseException as error:
@@ -172,7 +173,7 @@ class Places:
                 machine=self._here(),
                 most=self._settings.local_sandboxes,
                 most_starting=_STARTING_HERE,
-                images=frozenset({need.image} - {None}),  # type: ignore[arg-type]
+                images=_stored_here(need.image),
                 closed=self.local_closed,
             )
             places.append(self.counted(here))
@@ -212,8 +213,8 @@ class Places:
                 self.keep(claim)
                 ticket.claim.set_result(claim)
 
-    async def _turn(self, value: Value, without: frozenset[str]) -> Claim:
-        need, meta = need_of(value["spec"]), value["metadata"]
+    async def _turn(self, value: Value, need: Need, without: frozenset[str]) -> Claim:
+        meta = value["metadata"]
         ticket = _Ticket(meta["uid"], node_sandbox.new_name(meta["name"]), need, without)
         waiter: Waiter[_Ticket] = self._queue.enter(meta["namespace"], ticket)
         self.changed()
@@ -244,7 +245,7 @@ class Places:
         target = self.targets.get(claim.place)
         if target is None or target.epoch != claim.epoch:
             raise SandboxCreateFailed(f"node {claim.place} went away")
-        return await node_sandbox.create(target.client, claim.name, value, made, made.env, kept, rootless=target.rootless)
+        return await node_sandbox.create(target.client, claim.name, value, made, kept, rootless=target.rootless)
 
     def _all_in(self, tried: Iterable[str]) -> bool:
         return not ({*self.targets, *([LOCAL] if self._settings.local_sandboxes else [])} - set(tried))
@@ -256,15 +257,21 @@ class Places:
         return self._local
 
 
-def need_of(spec: Value) -> Need:
-    """What a Sandbox's spec asks of a place."""
+def need_of(spec: Value, image: str | None = None) -> Need:
+    """What a Sandbox's spec asks of a place; `image` is the digest of its image, None for the built-in one."""
     resources: Mapping[str, str] = spec["resources"]
-    image = spec["image"]
-    return Need(
-        cpu=parse_cpu(resources["cpu"]),
-        memory_bytes=parse_bytes(resources["memory"]),
-        image=None if image == DEFAULT_IMAGE else image,
-    )
+    return Need(cpu=parse_cpu(resources["cpu"]), memory_bytes=parse_bytes(resources["memory"]), image=image)
+
+
+def _stored_here(image: str | None) -> frozenset[str]:
+    """The image, if this machine's store has it."""
+    if image is None:
+        return frozenset()
+    try:
+        store().find(image)
+    except ImageError:
+        return frozenset()
+    return frozenset({image})
 
 
 def _no_room(message: str) -> Refusal:

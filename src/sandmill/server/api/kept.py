@@ -40,7 +40,7 @@ def _kept(asked: Asked) -> tuple[Path, int]:
     text = query.get("offset", "0")
     if not (text.isascii() and text.isdigit() and len(text) <= 15):
         raise Refusal("BadRequest", f"offset is a whole number, found {shown(text)}")
-    return asked.on.boxes.kept(find(asked, BY_KIND["Sandbox"])["metadata"]["uid"]), int(text)
+    return asked.on.boxes.kept_path(find(asked, BY_KIND["Sandbox"])["metadata"]["uid"]), int(text)
 
 
 def _read(path: Path, offset: int) -> bytes:
