@@ -1,4 +1,4 @@
-"""Sandboxes beside bubblewrap and crun: start to first output, exec overhead, 500 idle ones, teardown.
+"""Sandboxes beside bubblewrap and crun: start to first output, exec overhead, forks, 500 idle ones, teardown.
 
 Peers run in the same rounds, one after the other, so that whatever else the machine does hits all alike. Medians and 99th
 percentiles in milliseconds. `scripts/bench sandboxes [--quick] [--json FILE] [--rounds N] [--idle N]`.
@@ -278,6 +278,26 @@ def episodes(count: int) -> dict[str, float]:
     return {"episodes": count, "wall_s": wall, "python_cpu_s": time.process_time() - cpu}
 
 
+def forks(sizes: Sequence[int], rounds: int) -> list[Timing]:
+    """A prepared sandbox into `n`: from the call until every one has run a command that reads what was prepared."""
+
+    async def one(box: Sandbox, n: int) -> None:
+        made = await box.fork.aio(n)
+        try:
+            said = await asyncio.gather(*(child.run.aio("cat", "made/0") for child in made))
+            assert all(done.stdout == b"0" for done in said)
+        finally:
+            await asyncio.gather(*(child.terminate.aio() for child in made))
+
+    samples: dict[str, list[float]] = {}
+    with Sandbox.from_spec(SMALL, files={f"made/{number}": str(number).encode() for number in range(100)}) as box:
+        for number in range(rounds):
+            box.write("changed", str(number))
+            for n in sizes:
+                samples.setdefault(f"into {n}", []).append(clock(lambda n=n: block_on(one(box, n))))  # type: ignore[misc]
+    return [Timing.of(name, seconds) for name, seconds in samples.items()]
+
+
 def show(console: Console, title: str, timings: list[Timing], base: Callable[[str], str]) -> None:
     """`base` names the row that a row is divided by."""
     table = Table("", "min", "median", "p99", "n", "median of", title=title, title_justify="left")
@@ -322,20 +342,22 @@ def main() -> None:
     console.print(f"{platform.release()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, {rounds} rounds")
     with tempfile.TemporaryDirectory() as folder:
         started = starts(rounds, Path(folder, "one"))
-        crowded = crowds((50, count), Path(folder, "many"))
+        crowded = crowds((50, min(count, 500)), Path(folder, "many"))
     executed = execs(rounds)
     resting = idle(count)
-    step = episodes(count)
+    step = episodes(min(count, 500))
+    forked = forks((1, 8, 100), max(5, rounds // 10))
     show(console, "start to first output (ms)", started, lambda name: "bubblewrap")
     show(console, "start to first output, all asked for at once (ms)", crowded, lambda name: f"{name.split(':')[0]}: bubblewrap")
     show(console, "one command (ms)", executed, lambda name: f"{name.split(':')[0]}: subprocess")
+    show(console, "fork of a prepared sandbox, to the last one's first output and its end (ms)", forked, lambda name: "into 1")
     show_idle(console, resting, step)
     lacks = node._node.lacks if node._node else None
     if lacks:
         console.print(lacks)
     if options.json:
         machine = {"kernel": platform.release(), "cores": os.cpu_count(), "load": os.getloadavg()[0]}
-        figures = machine | {"starts": started, "crowds": crowded, "execs": executed, "idle": resting, "step": step}
+        figures = machine | {"starts": started, "crowds": crowded, "execs": executed, "forks": forked, "idle": resting, "step": step}
         options.json.write_bytes(msgspec.json.format(msgspec.json.encode(figures)) + b"\n")
 
 

@@ -3,6 +3,9 @@
 Workers make a sandbox, write and read files, run commands (a flood, a failure and a timeout with a process tree among them), and end
 it, one after another, for `--minutes`. Latencies are kept by tenth of the run (and judged when a tenth is at least a minute), and before
 and after it everything that could pile up is counted: processes, descriptors, control groups, network namespaces, mounts, memory.
+
+Beside them, at random moments, the same command runs as a bare process of the machine: where others use the machine too, drift is what
+sandboxes became slower by and that did not.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import json
 import os
 import random
 import sys
+import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
@@ -30,6 +34,7 @@ from sandmill.sandboxes.backends.native import node as nodes
 SPEC = SandboxSpec.of(cpu=1, memory="256Mi", disk="16Mi", idle_timeout="1h")
 FILES = {f"folder/{number}.txt": f"line {number}\n".encode() * 40 for number in range(10)}
 TENTHS = 10
+PEER = "bare command"
 SLOWER_MOST = 1.1
 TREE = "for i in 1 2 3; do (trap '' TERM; setsid sleep 60) & done; wait"
 console = Console(stderr=True)
@@ -44,6 +49,8 @@ class Load:
     seconds: dict[str, list[list[float]]] = field(default_factory=lambda: defaultdict(lambda: [[] for _ in range(TENTHS)]))
     failures: Counter[str] = field(default_factory=Counter)
     rounds: int = 0
+    pace_s: float = 0.0
+    """Seconds that one life of one worker takes at least."""
 
     @property
     def over(self) -> bool:
@@ -59,6 +66,13 @@ class Load:
     def expect(self, name: str, holds: bool) -> None:
         if not holds:
             self.failures[name] += 1
+
+
+async def bare(folder: str) -> None:
+    """The peer: the sandboxes' first command without a sandbox."""
+    argv = ("bash", "-c", "cat folder/*.txt | wc -l")
+    process = await asyncio.create_subprocess_exec(*argv, cwd=folder, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL)
+    await process.communicate()
 
 
 async def one(load: Load, pool: Pool, pick: random.Random) -> None:
@@ -85,13 +99,17 @@ async def one(load: Load, pool: Pool, pick: random.Random) -> None:
     load.rounds += 1
 
 
-async def worker(load: Load, pool: Pool, number: int) -> None:
+async def worker(load: Load, pool: Pool, number: int, folder: str) -> None:
     pick = random.Random(number)
     while not load.over:
+        began = time.monotonic()
         try:
             await one(load, pool, pick)
+            if pick.random() < 0.25:
+                await load.timed(PEER, bare(folder))
         except Exception as error:  # noqa: BLE001 - a failure is a figure here
             load.failures[f"{type(error).__name__}: {error}"] += 1
+        await asyncio.sleep(max(0.0, began + load.pace_s * pick.uniform(0.5, 1.5) - time.monotonic()))
 
 
 def held() -> dict[str, float]:
@@ -135,10 +153,15 @@ async def run(load: Load, workers: int, progress: Callable[[], Awaitable[None]])
         await box.run.aio("true")
     before = await settled()
     load.began = time.monotonic()
-    async with Pool(SPEC, workers) as pool:
-        shown = asyncio.create_task(progress())
-        await asyncio.gather(*(worker(load, pool, number) for number in range(workers)))
-        shown.cancel()
+    with tempfile.TemporaryDirectory() as folder:
+        for name, data in FILES.items():
+            Path(folder, name).parent.mkdir(exist_ok=True)
+            Path(folder, name).write_bytes(data)
+        await bare(folder)
+        async with Pool(SPEC, workers) as pool:
+            shown = asyncio.create_task(progress())
+            await asyncio.gather(*(worker(load, pool, number, folder) for number in range(workers)))
+            shown.cancel()
     return before, await settled()
 
 
@@ -151,20 +174,29 @@ def verdicts(load: Load, before: dict[str, float], after: dict[str, float]) -> l
                 wrong.append(f"{name}: {before[name]:.0f} before, {count:.0f} after")
         elif count > before[name]:
             wrong.append(f"{name}: {before[name]:.0f} before, {count:.0f} after")
+    peer = drift(load.seconds[PEER])
     for name, tenths in load.seconds.items() if load.lasts_s >= TENTHS * 60 else ():
-        first, last = p99(tenths[0]), p99(tenths[-1])
-        if last > SLOWER_MOST * first:
-            wrong.append(f"{name}: p99 {last:.1f} ms in the last tenth, {first:.1f} in the first ({last / first:.2f} times)")
+        if name != PEER and drift(tenths) > SLOWER_MOST * max(1.0, peer):
+            first, last = p99(tenths[0]), p99(tenths[-1])
+            wrong.append(
+                f"{name}: p99 {last:.1f} ms in the last tenth, {first:.1f} in the first; a bare command's drifted {peer:.2f} times"
+            )
     return wrong
+
+
+def drift(tenths: list[list[float]]) -> float:
+    """The last tenth's p99 over the first's."""
+    return p99(tenths[-1]) / p99(tenths[0])
 
 
 def main(
     minutes: Annotated[float, typer.Option(help="How long.")] = 90.0,
     workers: Annotated[int, typer.Option(help="Sandboxes at work at once.")] = 4,
+    rate: Annotated[float, typer.Option(help="Sandboxes a second at most; 0: as many as it can.")] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Runs the load and says what failed, leaked or became slower."""
-    load = Load(time.monotonic(), minutes * 60)
+    load = Load(time.monotonic(), minutes * 60, pace_s=workers / rate if rate else 0.0)
     with Progress(console=console) as bar:
         task = bar.add_task("load", total=load.lasts_s)
 

@@ -91,8 +91,13 @@ static void kill_own(void) {
     int count = 0;
     for (int i = 0; i < MOST_JOBS; i++)
         if (jobs[i].supervisor) spared[count++] = jobs[i].supervisor;
-    if (count) kill_descendants(getpid(), spared, count);
-    else kill(-1, SIGKILL);
+    if (count) {
+        kill_descendants(getpid(), spared, count, reap_dead);
+        return;
+    }
+    kill(-1, SIGKILL);
+    strays = true;
+    for (uint64_t deadline = now_us() + GONE_US; reap_dead(), strays && now_us() < deadline;) usleep(GONE_LOOK_US);
 }
 
 /* Points `count` words of the payload into `words`; returns the position after them, or NULL when the payload ends before. */

@@ -54,7 +54,7 @@ static int start(struct supervision *s, const int fds[3]) {
     volatile int error = 0;
     environ = s->command->env; /* execvp looks up the command's own PATH */
     s->started_us = now_us();
-    for (int tries = 0;; tries++) {
+    for (volatile int tries = 0;; tries++) {
         s->child = vfork();
         if (s->child == 0) become_command(s->command, fds, &error);
         if (s->child >= 0 || errno != EAGAIN || tries == MOST_TRIES) break;
@@ -217,37 +217,45 @@ int supervision_begin(struct supervision *s, int socket, const struct command *c
     return error;
 }
 
-static void handle_signals(struct supervision *s, int signals, int tree_dead) {
-    struct signalfd_siginfo info;
+/* What a supervisor process supervises. */
+static struct supervision supervised;
+
+static void reap_supervised(void) {
     struct rusage usage;
     int status;
     pid_t pid;
+    while ((pid = wait4(-1, &status, WNOHANG, &usage)) > 0) supervision_ended(&supervised, pid, status, &usage);
+}
+
+static void handle_signals(int signals, int tree_dead) {
+    struct supervision *s = &supervised;
+    struct signalfd_siginfo info;
     while (read(signals, &info, sizeof info) == sizeof info) {
         uint64_t one = 1;
         if (info.ssi_signo == SIGUSR2 && !s->exited) kill(-s->child, info.ssi_int);
         if (info.ssi_signo != SIGUSR1) continue;
-        kill_descendants(getpid(), NULL, 0);
+        kill_descendants(getpid(), NULL, 0, reap_supervised);
         if (write(tree_dead, &one, sizeof one) < 0) break;
     }
-    while ((pid = wait4(-1, &status, WNOHANG, &usage)) > 0) supervision_ended(s, pid, status, &usage);
+    reap_supervised();
 }
 
 /* The life of a supervisor process. After the command's end it stays with the children that were left in the background, which are
  * so never mistaken for another command's. */
 _Noreturn void supervise(int socket, int signals, int tree_dead, const struct command *command) {
-    static struct supervision s;
+    struct supervision *s = &supervised;
     struct pollfd watched[4];
     prctl(PR_SET_CHILD_SUBREAPER, 1);
-    int error = supervision_begin(&s, socket, command);
+    int error = supervision_begin(s, socket, command);
     for (int i = 0; i < 3 && !(command->flags & EXEC_CAPTURE); i++) close(command->fds[i]);
-    while (!error && supervision_patience_ms(&s)) {
-        supervision_watch(&s, watched);
+    while (!error && supervision_patience_ms(s)) {
+        supervision_watch(s, watched);
         watched[3] = (struct pollfd){signals, POLLIN, 0};
-        if (poll(watched, COUNT(watched), supervision_patience_ms(&s)) < 0) continue;
-        if (supervision_move(&s, watched)) kill_descendants(getpid(), NULL, 0);
-        if (watched[3].revents) handle_signals(&s, signals, tree_dead);
+        if (poll(watched, COUNT(watched), supervision_patience_ms(s)) < 0) continue;
+        if (supervision_move(s, watched)) kill_descendants(getpid(), NULL, 0, reap_supervised);
+        if (watched[3].revents) handle_signals(signals, tree_dead);
     }
-    supervision_report(&s, error);
+    supervision_report(s, error);
     while (waitpid(-1, NULL, 0) > 0 || errno == EINTR) {}
     _exit(0);
 }

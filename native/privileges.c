@@ -20,12 +20,17 @@ static int lower_limit(int resource, rlim_t value) {
     return setrlimit(resource, &limit);
 }
 
-static int set_limits(const struct node *node, const struct warden_request *limits) {
+/* What commands may have open. Once the agent's own descriptors have their low numbers: among thousands of sandboxes the inherited ones
+ * have none. */
+int privileges_limit_descriptors(void) {
     struct rlimit files = {1024, 65536};
-    if (lower_limit(RLIMIT_CORE, 0) || lower_limit(RLIMIT_NOFILE, files.rlim_max)) return -1;
-    if (getrlimit(RLIMIT_NOFILE, &files)) return -1;
+    if (lower_limit(RLIMIT_NOFILE, files.rlim_max) || getrlimit(RLIMIT_NOFILE, &files)) return -1;
     if (files.rlim_cur > 1024) files.rlim_cur = 1024;
-    if (setrlimit(RLIMIT_NOFILE, &files)) return -1;
+    return setrlimit(RLIMIT_NOFILE, &files);
+}
+
+static int set_limits(const struct node *node, const struct warden_request *limits) {
+    if (lower_limit(RLIMIT_CORE, 0)) return -1;
     /* Counted per user namespace, and so per sandbox, because it is set inside of it. */
     if (lower_limit(RLIMIT_NPROC, limits->processes)) return -1;
     /* Without control groups this is the only bound on memory there is, and it holds per process. */

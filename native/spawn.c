@@ -103,7 +103,7 @@ _Noreturn static void child(const struct node *node, const struct warden_request
     char byte;
     if (read(go, &byte, 1) != 1) _exit(1);
     const char *failed = enter(node, request, &root, group, egress_socket(request, message));
-    if (!failed && settle_descriptors(socket, group->tasks[0], root.written)) failed = "descriptors";
+    if (!failed && (settle_descriptors(socket, group->tasks[0], root.written) || privileges_limit_descriptors())) failed = "descriptors";
     if (!failed) socket = 3;
     if (!failed && filter_install()) failed = "system-call filter";
     if (!failed && privileges_bind_to_parent()) failed = "parent death signal";

@@ -100,9 +100,18 @@ static bool stop_descendants(pid_t root, struct victims *victims, const struct v
     return victims->count == before;
 }
 
-/* Kills everything below `root`, but for the spared and what is below them. When a tree outruns 80 ms, everything in the sandbox
- * but the caller and init dies. */
-void kill_descendants(pid_t root, const pid_t *spared, int spared_count) {
+/* Waits, briefly, until none of them is there any more: whoever looks after a command's end must find nothing of it. A dying process is
+ * there until its parent has waited for it, and the last parent of all of them is the caller. */
+static void await_gone(const struct victims *victims, void (*reap)(void)) {
+    uint64_t deadline = now_us() + GONE_US;
+    for (int i = 0; i < victims->count; i++) {
+        for (reap(); !kill(victims->pids[i], 0) && now_us() < deadline; reap()) usleep(GONE_LOOK_US);
+    }
+}
+
+/* Kills everything below `root`, but for the spared and what is below them, and waits for it; `reap` waits for the caller's dead
+ * children. When a tree outruns 80 ms, everything in the sandbox but the caller and init dies. */
+void kill_descendants(pid_t root, const pid_t *spared, int spared_count, void (*reap)(void)) {
     static struct victims victims, kept;
     uint64_t deadline = now_us() + 80000;
     bool done = false;
@@ -115,4 +124,5 @@ void kill_descendants(pid_t root, const pid_t *spared, int spared_count) {
         for (; killed < victims.count; killed++) kill(victims.pids[killed], SIGKILL);
     }
     if (!done) kill(-1, SIGKILL);
+    await_gone(&victims, reap);
 }

@@ -20,7 +20,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { EXPIRY_US = 2000000 /* what could serve the next sandbox waits once to twice as long for it */ };
+enum {
+    EXPIRY_US = 2000000, /* what could serve the next sandbox waits once to twice as long for it */
+    MOST_DESCRIPTORS = 1 << 20
+};
 
 static struct node node;
 static struct sandbox *sandboxes;
@@ -184,9 +187,10 @@ static void serve(void) {
     wire_release(&message);
 }
 
-static void raise_descriptor_limit(void) { /* a pidfd per sandbox */
-    struct rlimit limit;
-    if (getrlimit(RLIMIT_NOFILE, &limit)) return;
+/* A pidfd and some of its control groups per sandbox: thousands of them need more than most machines allow by default. */
+static void raise_descriptor_limit(void) {
+    struct rlimit limit, most = {MOST_DESCRIPTORS, MOST_DESCRIPTORS};
+    if (!setrlimit(RLIMIT_NOFILE, &most) || getrlimit(RLIMIT_NOFILE, &limit)) return;
     limit.rlim_cur = limit.rlim_max;
     setrlimit(RLIMIT_NOFILE, &limit);
 }

@@ -111,6 +111,7 @@ int filter_install(void);
 int privileges_reduce_agent(const struct node *node, const struct warden_request *limits);
 int privileges_become(uint32_t uid, uint32_t gid);
 int privileges_bind_to_parent(void);
+int privileges_limit_descriptors(void);
 int filesystem_identity(uint32_t uid, uint32_t gid);
 void own_identity(void);
 
@@ -175,7 +176,8 @@ void supervision_report(struct supervision *s, int error);
 _Noreturn void supervise(int socket, int signals, int tree_dead, const struct command *command);
 
 /* tree.c */
-void kill_descendants(pid_t root, const pid_t *spared, int spared_count);
+enum { GONE_US = 60000, GONE_LOOK_US = 200 }; /* how long the killed are waited for, and how often it is looked */
+void kill_descendants(pid_t root, const pid_t *spared, int spared_count, void (*reap)(void));
 
 /* small wrappers of system calls that libc lacks */
 int write_text(int dir, const char *path, const char *text);

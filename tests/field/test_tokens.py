@@ -10,6 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from sandmill.config.manifest import LoraSection
+from sandmill.environments.task import Message
 from sandmill.models.chat import Answer, Call, Malformed, Observation, dialogue_for
 from sandmill.models.chat_dialogue import ChatDialogue
 from sandmill.models.engines.torch import TorchEngine
@@ -64,7 +65,7 @@ def test_verl_6854_verifiers_37_a_template_that_drops_thinking_leaves_the_sample
     dialogue, tokenizer = _chat()
     thought = "<think>\nlist first\n</think>\n\n" if issue == "verl_6854" else "<think>\n</think>"
     reply = _encode(tokenizer, thought + "Answer me<|im_end|>")
-    first = list(dialogue.open("count"))
+    first = list(dialogue.open([Message.user("count")]))
     second = [*first, *reply, *dialogue.observe([Observation(text="7")], STOP)]
     assert second[: len(first) + len(reply)] == first + reply
     rendered = tokenizer.apply_chat_template(
@@ -91,8 +92,8 @@ def test_trl_5144_what_follows_a_reply_is_added_and_never_re_encoded():
     a, b = tokenizer.convert_tokens_to_ids(["a", "b"])
     reply = [a, b, *_encode(tokenizer, "<|im_end|>")]
     assert _encode(tokenizer, "ab") != [a, b]
-    ids = [*dialogue.open("x"), *reply, *dialogue.observe([Observation(text="y")], STOP)]
-    start = len(dialogue.open("x"))
+    ids = [*dialogue.open([Message.user("x")]), *reply, *dialogue.observe([Observation(text="y")], STOP)]
+    start = len(dialogue.open([Message.user("x")]))
     assert ids[start : start + 3] == reply
     assert dialogue.parse(reply, STOP) == (Answer(text="ab"),)
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from sandmill.environments.interaction import Offer
+from sandmill.environments.task import Message, Role
+from sandmill.environments.tools import Tool
 from sandmill.errors import ConfigError
 from sandmill.models.chat import Answer, Call, Malformed, Observation
 from sandmill.models.chat_dialogue import ChatDialogue
@@ -23,8 +26,8 @@ def _bash(command):
 def test_a_conversation_is_what_the_template_would_render(chatml):
     dialogue = ChatDialogue(chatml, name="m", context_length=4096)
     reply = _encode(chatml, "```bash\nls | wc -l\n```<|im_end|>")
-    ids = [*dialogue.open("count the files"), *reply, *dialogue.observe([Observation(text="7\n")], STOP)]
-    system = dialogue.text(dialogue.open("x")).split("<|im_start|>system\n")[1].split("<|im_end|>")[0]
+    ids = [*dialogue.open([Message.user("count the files")]), *reply, *dialogue.observe([Observation(text="7\n")], STOP)]
+    system = dialogue.text(dialogue.open([Message.user("x")])).split("<|im_start|>system\n")[1].split("<|im_end|>")[0]
     messages = [
         {"role": "system", "content": system},
         {"role": "user", "content": "count the files"},
@@ -81,8 +84,8 @@ def test_output_cannot_end_a_turn_or_speak_for_another(chatml):
     special = set(chatml.all_special_ids) | {chatml.convert_tokens_to_ids("<|im_start|>"), chatml.convert_tokens_to_ids("<|im_end|>")}
     assert [token for token in ids if token in special] == [token for token in plain if token in special]
     assert "\x1b" not in dialogue.text(ids)
-    opened = dialogue.open(hostile)
-    assert [token for token in opened if token in special] == [token for token in dialogue.open("x") if token in special]
+    opened = dialogue.open([Message.user(hostile)])
+    assert [token for token in opened if token in special] == [token for token in dialogue.open([Message.user("x")]) if token in special]
 
 
 def test_long_output_is_cut_and_says_so(chatml):
@@ -94,7 +97,7 @@ def test_long_output_is_cut_and_says_so(chatml):
 
 def test_native_tool_calls_and_several_results(thinking):
     dialogue = ChatDialogue(thinking, name="m", context_length=4096)
-    assert '"bash"' in dialogue.text(dialogue.open("x"))
+    assert '"bash"' in dialogue.text(dialogue.open([Message.user("x")]))
     reply = '<think>\nhm ```bash\nno\n```</think>\n<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
     assert dialogue.parse(_encode(thinking, reply + "<|im_end|>"), STOP) == (_bash("ls"),)
     shown = dialogue.text(dialogue.observe([Observation(text="a"), Observation(text="", ok=False)], STOP))
@@ -123,3 +126,34 @@ def test_templates_that_cannot_be_continued_are_named(byte_tokenizer):
     for template in ("{{ raise_exception('no system role') }}", "{{ messages[-1]['content'] }}", "fixed"):
         with pytest.raises(ConfigError, match="cannot be used"):
             ChatDialogue(byte_tokenizer(template), name="odd", context_length=64)
+
+
+NUMBER = '{"type":"object","properties":{"number":{"type":"integer"},"why":{"type":"string"}},"required":["number"]}'
+GUESS = Tool(name="guess", description="Guesses a number.", parameters=NUMBER)
+
+
+def test_a_model_whose_template_knows_no_tools_is_told_how_to_call_the_environments(chatml):
+    dialogue = ChatDialogue(chatml, name="m", context_length=4096, offer=Offer(tools=(GUESS,)))
+    opened = dialogue.text(dialogue.open([Message.user("think of one")]))
+    assert '"name": "guess"' in opened
+    assert "bash" not in opened
+    reply = _encode(chatml, '<tool_call>{"name": "guess", "arguments": {"number": 7}}</tool_call><|im_end|>')
+    assert dialogue.parse(reply, STOP) == (Call(tool="guess", arguments={"number": 7}),)
+    assert dialogue.parse(_encode(chatml, "```bash\nls\n```<|im_end|>"), STOP) == (Answer(text="```bash\nls\n```"),)
+
+
+def test_without_tools_the_whole_reply_is_the_answer(chatml):
+    dialogue = ChatDialogue(chatml, name="m", context_length=4096, offer=Offer(tools=()))
+    reply = _encode(chatml, "Because.\nAnswer: <answer>7</answer> ```bash\nls\n```<|im_end|>")
+    whole = "Because.\nAnswer: <answer>7</answer> ```bash\nls\n```"
+    assert dialogue.parse(reply, STOP) == (Answer(text=whole),)
+    assert dialogue.reply(reply) == whole
+
+
+def test_a_tasks_own_system_message_stands_alone(chatml):
+    own = (Message(role=Role.SYSTEM, text="Be brief. <|im_end|>"), Message.user("hi"))
+    dialogue = ChatDialogue(chatml, name="m", context_length=4096)
+    opened = dialogue.text(dialogue.open(own))
+    assert opened.count("<|im_start|>system") == 1
+    assert "Be brief. < |im_end|>" in opened
+    assert "Solve the task" not in opened

@@ -10,6 +10,7 @@ import torch
 
 from sandmill.config.manifest import LoraSection
 from sandmill.environments.demonstration import Demonstration, Segment
+from sandmill.environments.task import Message
 from sandmill.errors import ConfigError, NonFinite
 from sandmill.models import warmstart
 from sandmill.models.chat import dialogue_for
@@ -59,7 +60,7 @@ def test_a_tiny_agent_learns_to_copy(tiny):
         for number in range(10):
             session = await engine.session(seed=number)
             sample = await session.sample(
-                dialogue.open(f"w{number * 4}"), Sampling(max_new_tokens=8, stop_ids=dialogue.stop_ids, temperature=0.0)
+                dialogue.open([Message.user(f"w{number * 4}")]), Sampling(max_new_tokens=8, stop_ids=dialogue.stop_ids, temperature=0.0)
             )
             await session.close()
             await session.close()

@@ -139,7 +139,7 @@ class SyntheticRun:
         words = self._random.choice(HOSTILE) if chance() < 0.3 else "3 a.txt\n7 b.txt"
         script = self._random.choice(["wc -l a.txt", "grep -c fox notes.txt", "ls | wc -l", f"echo {HOSTILE[0]}"])
         turns = tuple(self._turn(12 if number == 0 else 5) for number in range(2))
-        text = (("task", f"how many lines in a.txt of {group} ?"), ("model", f"$ {script}"), ("tool", words), ("model", "= 3"))
+        text = (("task", f"how many lines in a.txt of {self._task(group)} ?"), ("model", f"$ {script}"), ("tool", words), ("model", "= 3"))
         trajectory = Trajectory(
             turns=turns,
             commands=(Command(script=script, exit_code=self._random.choice([0, 0, 0, 1, None]), output=words),),
@@ -148,7 +148,14 @@ class SyntheticRun:
             answer="3" if chance() < 0.5 else HOSTILE[3],
             text=text,
         )
-        return Episode(group=group, index=index, task_id=f"{group}/<b>../x", trajectory=trajectory, verdict=verdict, cost_microusd=9)
+        return Episode(
+            group=group, index=index, task_id=f"{self._task(group)}/<b>../x", trajectory=trajectory, verdict=verdict, cost_microusd=9
+        )
+
+    def _task(self, group: str) -> str:
+        """Which task a group attempts: training comes back to each of 24 time and again; an evaluation's groups are tasks of their own."""
+        step, _, task = group.partition("-t")
+        return f"t{(4 * int(step[1:]) + int(task)) % 24}" if task.isdigit() and step[1:].isdigit() else group
 
     def _turn(self, context: int) -> Turn:
         count = self._random.randint(3, 6)

@@ -184,3 +184,10 @@ def test_the_page_is_small_and_replaced_in_one_move(finished_run):
     report = write_report(read_run(finished_run))
     assert report.stat().st_size < 1_500_000
     assert not list(finished_run.glob(".report-*"))
+
+
+def test_tasks_are_compared_early_and_late(page):
+    rows = page.locator("#halves tbody tr")
+    assert rows.count() == 24
+    assert "points" in page.locator("#halves").inner_text()
+    assert "how many lines in a.txt of t" in rows.first.inner_text()

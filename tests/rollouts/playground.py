@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from sandmill.config.manifest import EnvironmentSection
 from sandmill.environments.builtin.shell import ShellEnvironment, vocabulary
 from sandmill.environments.grading import GraderHealth
+from sandmill.environments.interaction import offer_of
 from sandmill.environments.task import Task
 from sandmill.models.engines.scripted import ScriptedModel
 from sandmill.models.line_dialogue import LineDialogue
@@ -24,6 +25,9 @@ R = TypeVar("R")
 SEED = 7
 LONG = "x" * (1 << 18)
 """One word that is longer than the system lets an argument be."""
+HOG = "python3 -c 'bytearray(200<<20)'".replace(" ", "${IFS}")
+FILL = "head -c 9000000 /dev/zero >big".replace(" ", "${IFS}")
+"""Commands that are one word each."""
 EXTRA = (
     LONG,
     "sleep",
@@ -45,6 +49,17 @@ EXTRA = (
     "*",
     "<",
     ">",
+    "guess",
+    "double",
+    "raise",
+    "hang",
+    "stop",
+    "higher",
+    "lower",
+    "noted",
+    "ges",
+    HOG,
+    FILL,
 )
 TOKENIZER = word_tokenizer(
     tuple(dict.fromkeys(("<pad>", "<eos>", "<unk>", "\n", "Q:", "$", "=", ";", "none", "error", *vocabulary(), *EXTRA)))
@@ -96,7 +111,7 @@ async def arena(
         yield Arena(
             environment=env,
             model=ScriptedModel(replies),
-            dialogue=DIALOGUE,
+            dialogue=LineDialogue(TOKENIZER, context_length=512, offer=offer_of(env)),
             sandboxes=source,
             limits=Limits(**settings),
             max_in_flight=max_in_flight,

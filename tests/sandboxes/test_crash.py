@@ -128,13 +128,13 @@ def until_gone(owner: Owner, namespaces: set[str], seconds: float) -> None:
         time.sleep(0.05)
 
 
-def test_500_sandboxes_leave_nothing_within_5_s_of_kill_9_with_no_new_owner(tmp_path: Path) -> None:
-    owner = Owner(tmp_path, 500)
+def test_600_sandboxes_leave_nothing_within_5_s_of_kill_9_with_no_new_owner(tmp_path: Path) -> None:
+    owner = Owner(tmp_path, 600)
     try:
         namespaces = owner.namespaces()
-        assert len(processes_in(namespaces)) >= 500
-        assert len(namespaces) == 1500
-        assert all(len(list(group.glob("[0-9]*"))) == 500 for group in owner.cgroups)
+        assert len(processes_in(namespaces)) >= 600
+        assert len(namespaces) == 1800
+        assert all(len(list(group.glob("[0-9]*"))) == 600 for group in owner.cgroups)
         os.kill(owner.process.pid, signal.SIGKILL)
         until_gone(owner, namespaces, 5)
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import http.client
@@ -9,6 +10,7 @@ import io
 import json
 import tarfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -216,6 +218,37 @@ def test_images_outlive_a_server_that_is_killed(tmp_path: Path) -> None:
         server.box("b", image="kept")
         assert said(server, "b", "cat ~/h") == "original\n"
         assert len(store(server)[0]) == 1
+
+
+def test_a_kill_amid_a_snapshot_and_a_fork_leaves_nothing_half_made(tmp_path: Path) -> None:
+    def ask(path: str, body: object) -> None:
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            server.ask("POST", path, body)
+
+    with serving(tmp_path) as server:
+        for number, delay_s in enumerate((0.02, 0.15)):
+            server.box("a", resources={"memory": "256Mi", "disk": "128Mi"})
+            said(server, "a", "for i in $(seq 300); do head -c 20000 /dev/urandom > $i; done")
+            requests = (
+                ("images", {"metadata": {"name": f"i{number}"}, "spec": {"fromSandbox": {"name": "a"}}}),
+                ("sandboxes/a/fork", {"count": 4}),
+            )
+            threads = [threading.Thread(target=ask, args=request) for request in requests]
+            for thread in threads:
+                thread.start()
+            time.sleep(delay_s)
+            server.kill()
+            for thread in threads:
+                thread.join(60)
+            server.start()
+            boxes = server.ask("GET", "sandboxes").json["items"]
+            assert (len(boxes), {box["status"]["phase"] for box in boxes}) in ((1, {"Failed"}), (5, {"Failed"}))
+            found = server.ask("GET", f"images/i{number}")
+            assert found.status == 404 or found.json["status"]["phase"] in ("Failed", "Ready")
+            server.ask("DELETE", "sandboxes")
+            server.ask("DELETE", "images")
+            assert store(server) == (set(), 0)
+            assert list((tmp_path / "sandboxes" / "images" / "layers").iterdir()) == []
 
 
 def test_a_dockerfile_with_a_context(clean: Server) -> None:

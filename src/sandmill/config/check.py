@@ -147,12 +147,15 @@ def nearest(word: str, choices: Iterable[str]) -> str | None:
 
 
 def locate(root: Node, field: str) -> Node:
-    """The node at a dotted field, or its nearest ancestor that exists."""
+    """The node at a dotted field such as `spec.tools.mcp[0].name`, or its nearest ancestor that exists."""
     node = root
-    for part in field.split("."):
-        if not isinstance(node.value, dict) or part not in node.value:
+    for part in field.replace("[", ".").replace("]", "").split("."):
+        if isinstance(node.value, dict) and part in node.value:
+            node = node.value[part]
+        elif isinstance(node.value, list) and part.isdecimal() and int(part) < len(node.value):
+            node = node.value[int(part)]
+        else:
             break
-        node = node.value[part]
     return node
 
 

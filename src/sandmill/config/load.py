@@ -14,7 +14,7 @@ import msgspec
 from sandmill.config.check import Checker, locate, nearest, printable
 from sandmill.config.document import MAX_BYTES, OPTION, Node, parse_document, parse_value, shortened
 from sandmill.config.hosts import parse_hosts
-from sandmill.config.manifest import EgressPolicy, EgressSection, Manifest
+from sandmill.config.manifest import EgressPolicy, EgressSection, Manifest, McpSection
 from sandmill.config.quantities import parse_bytes, parse_duration, parse_usd
 from sandmill.errors import ConfigError
 
@@ -31,6 +31,7 @@ _AMOUNTS: dict[str, Callable[[str], object]] = {
     "spec.prices.sandboxPerHour": parse_usd,
     "spec.maxCostUSD": parse_usd,
 }
+_SERVER_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _PATH_PART = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
 
@@ -155,7 +156,9 @@ def _consistent(manifest: Manifest, root: Node) -> Manifest:
         if not names or len(set(names)) != len(names) or not all(name.strip() for name in names):
             raise _refusal(root, field, "expected a list of different names, found " + (", ".join(map(repr, names)) or "an empty list"))
     if spec.sandbox.network is not None:
-        _check_egress(root, spec.sandbox.network.egress)
+        _check_egress(root, "spec.sandbox.network.egress", spec.sandbox.network.egress)
+    for place, server in enumerate(spec.tools.mcp):
+        _check_mcp(root, f"spec.tools.mcp[{place}]", server, [other.name for other in spec.tools.mcp[:place]])
     return msgspec.structs.replace(
         manifest,
         api_version=API_VERSIONS[manifest.api_version],
@@ -163,8 +166,23 @@ def _consistent(manifest: Manifest, root: Node) -> Manifest:
     )
 
 
-def _check_egress(root: Node, egress: EgressSection) -> None:
-    place = "spec.sandbox.network.egress"
+def _check_mcp(root: Node, place: str, server: McpSection, others: Sequence[str]) -> None:
+    if not _SERVER_NAME.fullmatch(server.name) or server.name in others:
+        raise _refusal(root, f"{place}.name", f"expected a name of its own of letters, digits, _ and -, found {server.name!a}")
+    if bool(server.command) == (server.url is not None):
+        raise _refusal(root, f"{place}.command", "expected either a command or a url")
+    if server.url is not None and not server.url.startswith(("http://", "https://")):
+        raise _refusal(root, f"{place}.url", f"expected an http:// or https:// URL, found {server.url!a}")
+    for key, text, parse in (("timeout", server.timeout, parse_duration), ("memory", server.memory, parse_bytes)):
+        try:
+            parse(text)
+        except ConfigError as error:
+            raise _refusal(root, f"{place}.{key}", error.message) from None
+    if server.network is not None:
+        _check_egress(root, f"{place}.network.egress", server.network.egress)
+
+
+def _check_egress(root: Node, place: str, egress: EgressSection) -> None:
     for key, hosts, presets in (("allow", egress.allow, ()), ("presets", (), egress.presets)):
         try:
             named = parse_hosts(hosts, presets)

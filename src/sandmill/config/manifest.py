@@ -25,7 +25,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_
 
 
 class ModelSection(Section, frozen=True):
-    """Which policy. `uri`: `sandmill/tiny-shell`, `sandmill/smollm2-135m`, a local Hugging Face folder, or `hf://repo[@revision]`."""
+    """Which policy. `uri`: `sandmill/tiny-shell`, `sandmill/tiny-text`, `sandmill/smollm2-135m`, a local Hugging Face folder, or `hf://repo[@revision]`."""
 
     uri: str
     dialogue: str = "auto"
@@ -201,6 +201,34 @@ class SandboxSection(Section, frozen=True):
     """null: what the environment asks for, which is no network unless it says so."""
 
 
+class McpSection(Section, frozen=True):
+    """A server of tools that speaks the Model Context Protocol: a command, in a sandbox of its own for each episode, or a URL."""
+
+    name: str
+    command: tuple[str, ...] = ()
+    url: str | None = None
+    """Of a server that runs already (streamable HTTP). It is outside any sandbox, and shared by all episodes."""
+    env: Mapping[str, str] = {}
+    """The command's environment variables."""
+    image: str | None = None
+    """What the command's sandbox starts from; null: this machine's own programs."""
+    network: NetworkSection | None = None
+    """What the command may reach; null: nothing."""
+    memory: str = "512Mi"
+    tools: tuple[str, ...] | None = None
+    """Those offered to the model; null: all."""
+    shared: bool = False
+    """One server for all episodes, which then see each other's traces in it."""
+    timeout: str = "30s"
+    """For its start and for each call."""
+
+
+class ToolsSection(Section, frozen=True):
+    """Tools that the model has besides the environment's own."""
+
+    mcp: tuple[McpSection, ...] = ()
+
+
 class ResourcesSection(Section, frozen=True):
     """What the run may use of this machine."""
 
@@ -243,6 +271,7 @@ class Spec(Section, frozen=True):
 
     model: ModelSection
     environment: EnvironmentSection
+    tools: ToolsSection = ToolsSection()
     runtime: str = "sandmill/grpo-lora"
     warm_start: WarmStartSection = WarmStartSection()
     parameters: Parameters = Parameters()

@@ -7,13 +7,15 @@ artifacts)`, which never touches the agent's sandbox.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol, TypeVar
 
 from sandmill.environments.task import Submission, Task, Verdict
 from sandmill.sandboxes import Sandbox, SandboxSpec
 
 Artifacts = Mapping[str, bytes]
+OPTIONAL = ("demonstrations", "offer", "interact")
+"""What an environment may have besides: scripted dialogues (`demonstrations(seed)`) and its part in the dialogue (see `interaction`)."""
 
 
 class Environment(Protocol):
@@ -53,3 +55,14 @@ class Environment(Protocol):
     async def grade(self, task: Task, submission: Submission, artifacts: Artifacts) -> Verdict:
         """The verdict. May raise: the runner records that as an InfrastructureFailure at the grader boundary."""
         ...
+
+
+W = TypeVar("W")
+
+
+def with_optional(wrapper: W, environment: Environment, members: Iterable[str] = OPTIONAL) -> W:
+    """`wrapper` with those optional members that the environment in it has."""
+    for member in members:
+        if hasattr(environment, member):
+            setattr(wrapper, member, getattr(environment, member))
+    return wrapper

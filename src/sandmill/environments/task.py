@@ -12,13 +12,51 @@ from collections.abc import Mapping
 import msgspec
 
 
+class Role(enum.StrEnum):
+    """Who says a message."""
+
+    SYSTEM = "system"
+    USER = "user"
+    ASSISTANT = "assistant"
+    TOOL = "tool"
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool and its arguments, a JSON object as text; `arguments` is what the model wrote where that is none."""
+
+    name: str
+    arguments: str
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """One message of a conversation. `calls` are an assistant's; a tool's message answers them in their order."""
+
+    role: Role
+    text: str
+    calls: tuple[ToolCall, ...] = ()
+
+    @classmethod
+    def user(cls, text: str) -> Message:
+        """What a person asks."""
+        return cls(role=Role.USER, text=text)
+
+
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """One problem. `id` is opaque (never a path); `identity` is what train and held-out splits may not share."""
+    """One problem. `id` is opaque (never a path); `identity` is what train and held-out splits may not share.
+
+    `messages`, where given, is how the conversation begins; `prompt` is then only for people.
+    """
 
     id: str
     prompt: str
     identity: str
     metadata: Mapping[str, str] = {}
+    messages: tuple[Message, ...] = ()
+
+    @property
+    def opening(self) -> tuple[Message, ...]:
+        """How the conversation begins."""
+        return self.messages or (Message.user(self.prompt),)
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +86,10 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     answer: str | None
     commands: tuple[Command, ...] = ()
     limit: Limit | None = None
+    messages: tuple[Message, ...] = ()
+    """What was said after the opening. Text of the model and of tools: hostile."""
+    record: bytes = b""
+    """What the environment's own `Interaction` noted for the grader; the agent has no hand in its form."""
 
 
 class Boundary(enum.StrEnum):
@@ -58,6 +100,8 @@ class Boundary(enum.StrEnum):
     EXEC = "exec"
     SANDBOX_LOST = "sandbox-lost"
     MODEL = "model"
+    ENVIRONMENT = "environment"
+    """The environment's own part of the dialogue: its tools, its replies."""
     GRADER = "grader"
     DISK = "disk"
 

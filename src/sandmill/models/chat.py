@@ -12,23 +12,22 @@ from typing import Any, Protocol
 
 import msgspec
 
+from sandmill.environments.interaction import Offer
+from sandmill.environments.task import Message
 from sandmill.errors import ConfigError
 from sandmill.models.loading import LoadedModel
 from sandmill.models.model import StopReason
 
-BASH = "bash"
-"""The one tool every dialogue offers; its argument is `command`, a script for bash."""
-
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """The model asks for a tool. `arguments` are strings; the bash tool's is `command`."""
+    """The model asks for a tool. `arguments` are JSON values; the bash tool's is `command`, a string."""
 
     tool: str
-    arguments: Mapping[str, str]
+    arguments: Mapping[str, object]
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """The model's final answer; the episode ends."""
+    """The reply calls no tool: it is the model's answer, unless the environment goes on. `text` is without the words around an answer."""
 
     text: str
 
@@ -63,7 +62,7 @@ class Dialogue(Protocol):
         sampled; the sampled tokens are kept all the same."""
         ...
 
-    def open(self, prompt: str) -> tuple[int, ...]:
+    def open(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """The first context: everything up to where the model begins to write."""
         ...
 
@@ -77,7 +76,11 @@ class Dialogue(Protocol):
         ...
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """The tokens as text, for people only."""
+        """The tokens as text, special ones included, for people only."""
+        ...
+
+    def reply(self, token_ids: Sequence[int]) -> str:
+        """What a reply says, for graders: without the tokens that end it and without special ones."""
         ...
 
 
@@ -96,15 +99,16 @@ def encode_plain(tokenizer: Any, text: str) -> list[int]:
     return [token for token in ids if token not in special]
 
 
-def dialogue_for(loaded: LoadedModel, kind: str = "auto") -> Dialogue:
-    """The dialogue of a model: `line`, `chat`, or `auto` (chat where the tokenizer has a chat template)."""
+def dialogue_for(loaded: LoadedModel, kind: str = "auto", offer: Offer | None = None) -> Dialogue:
+    """The dialogue of a model: `line`, `chat`, or `auto` (chat where the tokenizer has a chat template). `offer`: None for bash alone."""
+    offer = offer or Offer()
     chosen = loaded.dialogue if kind == "auto" else kind
     if chosen == "line":
         from sandmill.models.line_dialogue import LineDialogue
 
-        return LineDialogue(loaded.tokenizer, context_length=loaded.context_length)
+        return LineDialogue(loaded.tokenizer, context_length=loaded.context_length, offer=offer)
     if chosen == "chat":
         from sandmill.models.chat_dialogue import ChatDialogue
 
-        return ChatDialogue(loaded.tokenizer, name=loaded.name, context_length=loaded.context_length)
+        return ChatDialogue(loaded.tokenizer, name=loaded.name, context_length=loaded.context_length, offer=offer)
     raise ConfigError(f"{kind!r} is no dialogue; use line, chat or auto", field="spec.model.dialogue")

@@ -10,7 +10,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from sandmill.models.chat import BASH, Action, Answer, Call, Malformed
+from sandmill.environments.tools import BASH
+from sandmill.models.chat import Action, Answer, Call, Malformed
 
 _TAGGED = re.compile(r"<tool_call>(.*?)(</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
 _FENCED = re.compile(r"^```(?:bash|sh|shell)[ \t]*\n(.*?)(^```[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
@@ -60,12 +61,12 @@ def fenced_calls(text: str) -> list[Call | Malformed]:
         elif not body.strip():
             calls.append(Malformed(reason="the bash block is empty"))
         else:
-            calls.append(Call(tool=BASH, arguments={"command": body.rstrip("\n")}))
+            calls.append(Call(tool=BASH.name, arguments={"command": body.rstrip("\n")}))
     return calls
 
 
 def checked_call(name: Any, arguments: Any) -> Call | Malformed:
-    """A call with string arguments, or what is wrong with it. Arguments may themselves be JSON text."""
+    """A call, or what is wrong with it. Arguments may themselves be JSON text."""
     if not isinstance(name, str) or not name:
         return Malformed(reason="a tool call has no name")
     if isinstance(arguments, str):
@@ -75,7 +76,6 @@ def checked_call(name: Any, arguments: Any) -> Call | Malformed:
             return Malformed(reason=f"the arguments of {name} are not valid JSON: {str(error)[:120]}")
     if not isinstance(arguments, dict):
         return Malformed(reason=f"the call of {name} has no arguments; give them as a JSON object")
-    if name == BASH and not isinstance(arguments.get("command"), str):
+    if name == BASH.name and not isinstance(arguments.get("command"), str):
         return Malformed(reason=f'the call of {name} needs the argument "command", a string')
-    texts = {str(key): value if isinstance(value, str) else json.dumps(value) for key, value in arguments.items()}
-    return Call(tool=name, arguments=texts)
+    return Call(tool=name, arguments={str(key): value for key, value in arguments.items()})

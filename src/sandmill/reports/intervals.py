@@ -63,8 +63,13 @@ def paired_difference(before: EvaluationFinished, after: EvaluationFinished, lev
 
     One task, or no spread between tasks, gives the widest interval, -1 to 1, cut to what the counts allow (rule of three).
     """
-    earlier = {task.task_id: task.passed / task.graded for task in before.tasks if task.graded}
-    later = {task.task_id: task.passed / task.graded for task in after.tasks if task.graded}
+    return difference_of(before.tasks, after.tasks, level)
+
+
+def difference_of(before: Sequence[TaskOutcome], after: Sequence[TaskOutcome], level: float = LEVEL) -> Interval | None:
+    """`paired_difference` of bare counts."""
+    earlier = {task.task_id: task.passed / task.graded for task in before if task.graded}
+    later = {task.task_id: task.passed / task.graded for task in after if task.graded}
     shifts = [later[task_id] - earlier[task_id] for task_id in earlier if task_id in later]
     if not shifts:
         return None

@@ -11,19 +11,22 @@ import msgspec
 from sandmill.config.quantities import format_usd
 from sandmill.reports.breakdown import EPISODE_LABELS, STEP_LABELS, step_seconds
 from sandmill.reports.excerpt import Excerpt
+from sandmill.reports.halves import Halves
 from sandmill.reports.inert import inert, inert_block
 from sandmill.reports.intervals import Interval, evaluation_interval, paired_difference, pass_at_k
 from sandmill.reports.metrics import CostLine, RunRecord, comparisons
 from sandmill.reports.table import Summary
 from sandmill.reports.words import dollars, size
-from sandmill.rollouts.events import EvaluationFinished, EvaluationPhase, StepFinished
+from sandmill.rollouts.events import EvaluationFinished, EvaluationPhase, StepFinished, TaskOutcome
 
 MAX_WARNINGS = 200
+MAX_TASKS = 40
+"""Tasks compared half by half on the page."""
 MAX_STEPS = 5000
 """Steps drawn at most; beyond, every n-th is."""
 
 
-def page_data(record: RunRecord, summary: Summary, excerpt: Excerpt) -> dict[str, object]:
+def page_data(record: RunRecord, summary: Summary, excerpt: Excerpt, halves: Halves) -> dict[str, object]:
     """Everything the page shows, ready for `script_json`."""
     steps = record.steps[:: 1 + len(record.steps) // MAX_STEPS]
     return {
@@ -33,6 +36,7 @@ def page_data(record: RunRecord, summary: Summary, excerpt: Excerpt) -> dict[str
         "evaluations": [_evaluation(record, index) for index in range(len(comparisons(record)))],
         "alone": all(evaluation.phase is EvaluationPhase.ALONE for evaluation in record.evaluations),
         "marks": _marks(record),
+        "halves": _halves(halves),
         "steps": _steps(steps),
         "parts": [{"key": key, "label": label} for key, label in STEP_LABELS.items()],
         "episode_parts": [{"key": key, "label": label} for key, label in EPISODE_LABELS.items()],
@@ -123,6 +127,23 @@ def _marks(record: RunRecord) -> list[object]:
         name = f"{split} after step {evaluation.step}"
         marks.append({**interval, "split": split, "step": evaluation.step, "name": name})
     return marks
+
+
+def _halves(halves: Halves) -> dict[str, object]:
+    """The tasks that changed most, and the change over all."""
+    tasks = [task for task in halves.tasks if task.change is not None]
+    return {
+        "change": _interval(halves.change),
+        "tasks": len(tasks),
+        "one_half_only": len(halves.tasks) - len(tasks),
+        "rows": [
+            {"title": inert(task.title, limit=90), "first": _half(task.first), "second": _half(task.second)} for task in tasks[:MAX_TASKS]
+        ],
+    }
+
+
+def _half(half: TaskOutcome) -> dict[str, object]:
+    return {"passed": half.passed, "graded": half.graded, "rate": round(half.passed / half.graded, 6), "failures": half.failures}
 
 
 def _steps(steps: Sequence[StepFinished]) -> dict[str, object]:

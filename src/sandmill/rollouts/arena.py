@@ -26,6 +26,8 @@ class Limits:
     max_observation: int
     """Characters of one command's output shown to the model."""
     episode_timeout_s: float = 3600.0
+    environment_timeout_s: float = 60.0
+    """For each answer of an environment that takes part in the dialogue."""
     grading_timeout_s: float = 30.0
     retries: int = 1
     """Further attempts after a retryable InfrastructureFailure."""

@@ -8,13 +8,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import difflib
 import errno
-from collections.abc import Iterator
+import json
+import logging
+from collections.abc import AsyncIterator, Iterator
 
 import msgspec
 
 from sandmill.environments.grading import grade_episode
-from sandmill.environments.task import Boundary, Command, InfrastructureFailure, Limit, Submission, Task, Verdict
+from sandmill.environments.interaction import Interaction, Reaction, interactive, offer_of
+from sandmill.environments.task import (
+    Boundary,
+    Command,
+    InfrastructureFailure,
+    Limit,
+    Message,
+    Role,
+    Submission,
+    Task,
+    ToolCall,
+    Verdict,
+)
+from sandmill.environments.tools import BASH
+from sandmill.environments.verdicts import reason_of
 from sandmill.errors import ContextFull, ExecFailed, IsolationUnavailable, SandboxError, SandboxGone
 from sandmill.models.chat import Answer, Call, Malformed, Observation
 from sandmill.models.model import Sampling, Session, StopReason
@@ -24,6 +41,8 @@ from sandmill.rollouts.timeline import Timeline
 from sandmill.rollouts.trajectory import Episode, Stage, Trajectory, Turn
 from sandmill.sandboxes import Sandbox
 
+_LEAVE_S = 10.0
+_log = logging.getLogger("sandmill.rollouts")
 _CANNOT_START = 126
 """The shells' exit code for a command that was found and could not be run."""
 _LIMIT_OF_STOP = {StopReason.LENGTH: Limit.TOKENS, StopReason.CONTEXT: Limit.CONTEXT}
@@ -61,6 +80,23 @@ def _boundary(where: Boundary) -> Iterator[None]:
         raise _Broken(InfrastructureFailure(boundary=Boundary.DISK, reason=str(error), retryable=False)) from error
 
 
+@contextlib.asynccontextmanager
+async def _environment_boundary(patience_s: float, where: Boundary = Boundary.ENVIRONMENT) -> AsyncIterator[None]:
+    """Whatever the environment's own code raises, or that it does not answer, is its failure and never the agent's."""
+    try:
+        with _boundary(where):
+            async with asyncio.timeout(patience_s):
+                yield
+    except (_Broken, IsolationUnavailable):
+        raise
+    except TimeoutError as error:
+        raise _Broken(
+            InfrastructureFailure(boundary=where, reason=f"the environment did not answer within {patience_s:g} s", retryable=True)
+        ) from error
+    except Exception as error:
+        raise _Broken(InfrastructureFailure(boundary=where, reason=reason_of(error), retryable=True)) from error
+
+
 class _Attempt:
     """The growing state of one attempt; what it has so far is a valid trajectory at any time."""
 
@@ -73,9 +109,13 @@ class _Attempt:
         self.commands: list[Command] = []
         self.text: list[tuple[str, str]] = [("task", task.prompt)]
         self.malformed = 0
+        self.messages: list[Message] = []
         self.answer: str | None = None
         self.limit: Limit | None = None
         self.sandbox: Sandbox | None = None
+        self.offer = offer_of(arena.environment)
+        self.interaction: Interaction | None = None
+        self.record = b""
 
     async def play(self, session: Session) -> None:
         """The agent's turns, under the episode's wall-clock limit."""
@@ -87,7 +127,7 @@ class _Attempt:
 
     async def _turns(self, session: Session) -> None:
         dialogue = self.arena.dialogue
-        context = dialogue.open(self.task.prompt)
+        context = dialogue.open(await self._opening())
         for _ in range(self.arena.limits.max_turns):
             observations = await self._turn(session, context)
             if observations is None:
@@ -116,39 +156,88 @@ class _Attempt:
         if sample.stop is not StopReason.STOP:
             self.limit = _LIMIT_OF_STOP[sample.stop]
             return None
+        actions = self.arena.dialogue.parse(sample.token_ids, sample.stop)
+        calls = tuple(ToolCall(name=action.tool, arguments=json.dumps(action.arguments)) for action in actions if isinstance(action, Call))
+        self.messages.append(Message(role=Role.ASSISTANT, text=self.arena.dialogue.reply(sample.token_ids), calls=calls))
         observations = []
-        for action in self.arena.dialogue.parse(sample.token_ids, sample.stop):
-            if isinstance(action, Answer):
-                self.answer = action.text
+        for action in actions:
+            reaction = await self._react(action)
+            if reaction is None or reaction.over:
                 return None
-            observations.append(await self._act(action))
+            role = Role.USER if isinstance(action, Answer) else Role.TOOL
+            self.messages.append(Message(role=role, text=reaction.text))
+            self.text.append(("tool", reaction.text))
+            observations.append(Observation(text=reaction.text, ok=reaction.ok))
         return observations
 
-    async def _act(self, action: Call | Malformed) -> Observation:
+    async def _opening(self) -> tuple[Message, ...]:
+        """How the conversation begins; the environment's side of it is there from here on."""
+        environment = interactive(self.arena.environment)
+        if environment is None:
+            return self.task.opening
+        async with self._asking(Stage.SANDBOX):
+            self.interaction = await environment.interact(self.task, derive(self.arena.seed, "environment", self.task.id))
+            own = self.interaction.opening
+        if own:
+            self.text[0] = ("task", "\n".join(message.text for message in own))
+        return own or self.task.opening
+
+    async def _react(self, action: Answer | Call | Malformed) -> Reaction | None:
+        """What comes of one action. None: it was the answer."""
         if isinstance(action, Malformed):
             return self._refuse(action.reason)
-        script = action.arguments.get("command")
-        if action.tool != "bash" or script is None:
-            return self._refuse(f"there is no tool {action.tool!r} with these arguments; call bash with a command")
-        if "\0" in script:
-            return self._refuse("a command cannot contain a NUL byte")
-        return await self._command(script)
+        if isinstance(action, Call):
+            return await self._call(action)
+        if self.interaction is not None:
+            async with self._asking(Stage.COMMAND):
+                reaction = await self.interaction.reply(self.messages[-1].text)
+            if reaction is not None and not reaction.over:
+                return self._cut(reaction)
+        self.answer = action.text
+        return None
 
-    def _refuse(self, reason: str) -> Observation:
+    async def _call(self, action: Call) -> Reaction:
+        tool = self.offer.tool(action.tool)
+        if tool is None:
+            near = difflib.get_close_matches(action.tool, [known.name for known in self.offer.tools], n=1, cutoff=0.0)
+            return self._refuse(f"there is no tool {action.tool!r}" + (f"; call {near[0]}" if near else ""))
+        if tool == BASH:
+            script = action.arguments.get("command")
+            if not isinstance(script, str) or "\0" in script:
+                return self._refuse("bash takes one argument, command: a script without NUL bytes")
+            return await self._run(script, ("bash", "-c", script))
+        if tool.argv:
+            given = json.dumps(action.arguments)
+            return await self._run(f"{tool.name} {given}", tool.argv, given.encode())
+        if self.interaction is None:
+            raise _Broken(InfrastructureFailure(boundary=Boundary.ENVIRONMENT, reason=f"nobody serves tool {tool.name}", retryable=False))
+        async with self._asking(Stage.COMMAND):
+            return self._cut(await self.interaction.call(tool.name, action.arguments))
+
+    @contextlib.asynccontextmanager
+    async def _asking(self, stage: Stage) -> AsyncIterator[None]:
+        """The environment is asked something."""
+        with self.timeline.span(stage):
+            async with _environment_boundary(self.arena.limits.environment_timeout_s):
+                yield
+
+    def _cut(self, reaction: Reaction) -> Reaction:
+        return msgspec.structs.replace(reaction, text=reaction.text[: self.arena.limits.max_observation])
+
+    def _refuse(self, reason: str) -> Reaction:
         self.malformed += 1
-        self.text.append(("tool", reason))
-        return Observation(text=reason, ok=False)
+        return Reaction(text=reason, ok=False)
 
-    async def _command(self, script: str) -> Observation:
+    async def _run(self, script: str, argv: tuple[str, ...], stdin: bytes = b"") -> Reaction:
+        """A command, or a tool that is a program, in the agent's sandbox."""
         limits = self.arena.limits
         sandbox = await self._ready_sandbox()
         with self.timeline.span(Stage.COMMAND), _boundary(Boundary.EXEC):
             try:
                 done = await sandbox.run.aio(
-                    "bash",
-                    "-c",
-                    script,
+                    *argv,
                     timeout=limits.command_timeout_s,
+                    stdin=stdin,
                     max_output=4 * limits.max_observation,
                     merge_stderr=True,
                 )
@@ -158,16 +247,14 @@ class _Attempt:
         if done.timed_out:
             output += f"\n[stopped after {limits.command_timeout_s:g} s]"
         self.commands.append(Command(script=script, exit_code=None if done.timed_out else done.exit_code, output=output))
-        self.text.append(("tool", output))
-        return Observation(text=output, ok=done.exit_code == 0 and not done.timed_out)
+        return Reaction(text=output, ok=done.exit_code == 0 and not done.timed_out)
 
-    def _could_not_start(self, script: str, error: ExecFailed) -> Observation:
-        """A live sandbox in which bash cannot be started is the agent's doing (its processes fill the limit, it locked its own folder,
+    def _could_not_start(self, script: str, error: ExecFailed) -> Reaction:
+        """A live sandbox in which a command cannot be started is the agent's doing (its processes fill the limit, it locked its own folder,
         its script is too long): a failed command, or an agent could take its bad episodes out of training."""
         reason = f"the command could not be started: {error.strerror or error}"
         self.commands.append(Command(script=script, exit_code=_CANNOT_START, output=reason))
-        self.text.append(("tool", reason))
-        return Observation(text=reason, ok=False)
+        return Reaction(text=reason, ok=False)
 
     async def _ready_sandbox(self) -> Sandbox:
         """The episode's sandbox, made when the first command needs it."""
@@ -181,7 +268,12 @@ class _Attempt:
 
     async def judge(self) -> Verdict:
         """The verdict on what the agent left, after its processes are dead."""
-        submission = Submission(answer=self.answer, commands=tuple(self.commands), limit=self.limit)
+        submission = Submission(answer=self.answer, commands=tuple(self.commands), limit=self.limit, messages=tuple(self.messages))
+        if self.interaction is not None:
+            patience_s = self.arena.limits.grading_timeout_s
+            with self.timeline.span(Stage.GRADING):
+                async with _environment_boundary(patience_s, Boundary.GRADER):
+                    submission = msgspec.structs.replace(submission, record=await self.interaction.finish(submission))
         with self.timeline.span(Stage.GRADING), _boundary(Boundary.GRADER):
             return await grade_episode(
                 self.arena.environment,
@@ -191,6 +283,16 @@ class _Attempt:
                 timeout_s=self.arena.limits.grading_timeout_s,
                 health=self.arena.health,
             )
+
+    async def leave(self) -> None:
+        """Ends the environment's side, whatever it says to that: the verdict stands."""
+        if self.interaction is None:
+            return
+        try:
+            async with asyncio.timeout(_LEAVE_S):
+                await self.interaction.close()
+        except Exception:  # noqa: BLE001
+            _log.warning("the environment's side of an episode of %s did not end cleanly", ascii(self.task.id), exc_info=True)
 
     def trajectory(self) -> Trajectory:
         return Trajectory(
@@ -219,6 +321,7 @@ async def attempt(arena: Arena, task: Task, place: Place, sampling: Sampling) ->
         await asyncio.shield(session.close())
         if state.sandbox is not None:
             arena.sandboxes.give_back(state.sandbox)
+        await asyncio.shield(state.leave())
     return Episode(
         group=place.group, index=place.index, task_id=task.id, trajectory=state.trajectory(), verdict=verdict, attempt=place.attempt
     )

@@ -204,10 +204,12 @@ class Process:
 class Capture:
     """Listener of one captured command: its output comes with, or just before, the notice of its end."""
 
-    __slots__ = ("err", "future", "out")
+    __slots__ = ("err", "expired", "future", "out")
 
     def __init__(self, future: asyncio.Future[wire.AgentReply]) -> None:
         self.future = future
+        self.expired = False
+        """Its deadline passed, and its tree was killed."""
         self.out: list[bytes] = []
         self.err: list[bytes] = []
 
@@ -227,9 +229,10 @@ class Capture:
             self.future.set_result(reply)
         return True
 
-    def completed(self, reply: wire.AgentReply, timed_out: bool, stopping: str | None) -> Completed:
+    def completed(self, reply: wire.AgentReply, stopping: str | None) -> Completed:
         """The whole command, from the notice of its end."""
         signalled = os.WIFSIGNALED(reply.status)
+        timed_out = self.expired and signalled
         return Completed(
             exit_code=None if timed_out or signalled else os.WEXITSTATUS(reply.status),
             signal=os.WTERMSIG(reply.status) if signalled else None,

@@ -205,7 +205,6 @@ class Sandbox(Filing, Preserving):
         agent.send(self._commands.message(flags, id, argv, env, workdir, user, stdin=stdin, max_output=max_output))
         self.lifetime.enter()
         deadline = None if timeout is None else loop.call_later(timeout, self._expire, id, capture)
-        started = loop.time()
         try:
             reply = await asyncio.shield(capture.future)
         except asyncio.CancelledError:
@@ -217,8 +216,7 @@ class Sandbox(Filing, Preserving):
             self.lifetime.leave()
         if reply.flags & wire.NOT_STARTED:
             raise exec_failed(reply.status)
-        timed_out = timeout is not None and loop.time() - started >= timeout and os.WIFSIGNALED(reply.status)
-        return capture.completed(reply, timed_out, self.lifetime.stopping)
+        return capture.completed(reply, self.lifetime.stopping)
 
     @dual
     async def kill_processes(self) -> None:
@@ -378,6 +376,7 @@ class Sandbox(Filing, Preserving):
     def _expire(self, id: int, capture: Capture) -> None:
         """A command's deadline. If even the kill has no effect, the sandbox ends."""
         if self._agent is not None and self._gone is None:
+            capture.expired = True
             self._agent.kill_tree(id)
             asyncio.get_running_loop().call_later(_KILL_PATIENCE_S, self._give_up, capture)
 

@@ -137,6 +137,11 @@ class Catalog:
         finally:
             self._records.unwatch(watch)
 
+    async def recover(self) -> None:
+        """After a restart: lets go of what no object needs, and of what was half-made."""
+        await self.sweep()
+        await in_thread(layer.tidy)
+
     async def release(self, pinned: Value) -> None:
         """A Sandbox object that named an image was removed. Looks no further than at the next object that names it too."""
         hold = pinned["hold"]

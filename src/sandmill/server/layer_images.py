@@ -93,6 +93,11 @@ def drop_names(names: Set[str]) -> None:
         store().drop(name)
 
 
+def tidy() -> None:
+    """Removes what a killed server left half-made. Blocks."""
+    store().collect()
+
+
 async def snapshot(sandbox: Sandbox, name: str, secrets: Mapping[str, bytes]) -> Made:
     """All files of a live sandbox but its secrets. Raises SandboxError."""
     async with _without(sandbox, secrets):

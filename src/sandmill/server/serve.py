@@ -170,7 +170,7 @@ async def _run(
         expected = nodes.expect()
         await Survivors(records, boxes, commands, outputs, secrets).recover(expected)
         images.recover()
-        await catalog.sweep()
+        await catalog.recover()
         await boxes.recover(alive_until_s, expected)
         publish(records, settings.prices)
         server.config.app = application(on)

@@ -20,6 +20,8 @@ from sandmill.config.quantities import parse_bytes, parse_duration
 from sandmill.environments import registry
 from sandmill.environments.environment import Environment
 from sandmill.environments.grading import GraderHealth
+from sandmill.environments.interaction import offer_of
+from sandmill.environments.mcp.equipped import equipped
 from sandmill.errors import ConfigError
 from sandmill.models.chat import Dialogue, dialogue_for
 from sandmill.models.engines.torch import TorchEngine
@@ -56,7 +58,7 @@ def resolve_environment(spec: Spec) -> Environment:
         if split not in environment.splits:
             known = ", ".join(environment.splits)
             raise ConfigError(f"{spec.environment.name} has no split {split!r}; it has {known}", field="spec.evaluation.splits")
-    return environment
+    return on_loop(equipped(environment, spec.tools.mcp))
 
 
 def torch_threads(spec: Spec, loaded: LoadedModel) -> int:
@@ -97,6 +99,8 @@ class Parts:
     async def _close(self) -> None:
         await self.engine.close()
         await self.arena.sandboxes.close()
+        if hasattr(self.environment, "close"):
+            await self.environment.close()
 
 
 def assemble(manifest: Manifest, environment: Environment, loaded: LoadedModel, policy: LoraPolicy) -> Parts:
@@ -106,7 +110,7 @@ def assemble(manifest: Manifest, environment: Environment, loaded: LoadedModel, 
     rows = min(spec.resources.max_in_flight, 4096)
     engine = TorchEngine(loaded, rows=rows, context_length=spec.resources.context_length, threads=threads, hidden=policy.hidden_states)
     try:
-        dialogue = dialogue_for(loaded, spec.model.dialogue)
+        dialogue = dialogue_for(loaded, spec.model.dialogue, offer_of(environment))
         arena = on_loop(_arena(spec, environment, engine, dialogue))
     except BaseException:
         on_loop(engine.close())

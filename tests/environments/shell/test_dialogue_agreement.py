@@ -11,6 +11,7 @@ from sandmill.environments.builtin.shell.generate import problem_from
 from sandmill.environments.builtin.shell.options import DEMO_FAMILIES, Difficulty
 from sandmill.environments.builtin.shell.words import WORDS
 from sandmill.environments.observe import observation_line
+from sandmill.environments.task import Message
 from sandmill.models.chat import Answer, Call, Observation, encode_plain
 from sandmill.models.line_dialogue import LineDialogue
 from sandmill.models.model import StopReason
@@ -39,7 +40,7 @@ def test_prompts_and_actions_are_encoded_alike_and_nothing_is_unknown():
     shell = ShellEnvironment(EnvironmentSection(name="shell@1.0.0"))
     for demonstration in itertools.islice(shell.demonstrations(5), 300):
         prompt, *rest = demonstration.segments
-        assert DIALOGUE.open(prompt.text.removeprefix("Q: ").removesuffix("\n")) == encode(prompt.text)
+        assert DIALOGUE.open([Message.user(prompt.text.removeprefix("Q: ").removesuffix("\n"))]) == encode(prompt.text)
         for segment in rest:
             ids = encode(segment.text)
             assert LOADED.tokenizer.unk_token_id not in ids
@@ -54,4 +55,4 @@ def test_every_prompt_of_every_split_is_known():
     shell = ShellEnvironment(EnvironmentSection(name="shell@1.0.0"))
     for tasks in shell.splits.values():
         for task in tasks:
-            assert LOADED.tokenizer.unk_token_id not in DIALOGUE.open(task.prompt)
+            assert LOADED.tokenizer.unk_token_id not in DIALOGUE.open(task.opening)

@@ -84,6 +84,22 @@ function learning() {
   lineChart(small, "Sampler against trainer", steps.step, steps.kl, { caption: "nats a token", height: 150, format: (value) => (known(value) ? value.toExponential(1) : "–") });
 }
 
+function halves() {
+  const body = at("halves-body"), found = data.halves;
+  if (!found.rows.length) { body.append(el("p", { class: "muted" }, "No task has been graded in both halves of training yet.")); return; }
+  const change = found.change;
+  body.append(el("p", {}, `Over ${whole(found.tasks)} tasks graded in both halves, the pass rate changed by `, el("b", {}, `${signed(change.rate)} points`), ` [${signed(change.low)}, ${signed(change.high)}].`));
+  const cell = (half) => el("td", { class: "num" }, `${pct(half.rate)} (${half.passed} of ${half.graded})`);
+  const rows = found.rows.map((row) => {
+    const by = row.second.rate - row.first.rate, failures = row.first.failures + row.second.failures;
+    return el("tr", {}, el("td", {}, row.title), cell(row.first), cell(row.second), el("td", { class: `num ${by > 0 ? "pos" : by < 0 ? "neg" : ""}` }, signed(by)), el("td", { class: "num" }, failures || el("span", { class: "muted" }, "0")));
+  });
+  const head = el("tr", {}, el("th", {}, "task"), ...["first half", "second half", "change, points", "failures"].map((name) => el("th", { class: "num" }, name)));
+  body.append(el("div", { class: "card table-scroll tall" }, el("table", {}, el("thead", {}, head), el("tbody", {}, rows))));
+  const left = found.tasks - found.rows.length;
+  if (left || found.one_half_only) body.append(el("p", { class: "muted small" }, `${left ? `${whole(left)} more tasks changed less. ` : ""}${found.one_half_only ? `${whole(found.one_half_only)} tasks were graded in one half only.` : ""}`));
+}
+
 function time() {
   const body = at("time-body"), steps = data.steps;
   if (!steps.step.length) { body.append(el("p", { class: "muted" }, "No training step has finished yet.")); return; }

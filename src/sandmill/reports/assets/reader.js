@@ -131,6 +131,7 @@ function tokenChips(turn, given) {
 header();
 results();
 learning();
+halves();
 time();
 cost();
 episodes();

@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from sandmill.server.api.branching import FORK
 from sandmill.server.api.context import Asked, answer
+from sandmill.server.api.uploading import UPLOAD
 from sandmill.server.kinds import API_VERSION, GROUP, KINDS, VERSION, Kind
 from sandmill.server.refusals import CODES
 from sandmill.server.specs import METADATA
@@ -55,6 +56,7 @@ def described() -> dict[str, Any]:
         schemas[_PREFIX + kind.kind + "List"] = _list(kind)
         paths.update(_paths(kind))
     paths.update(_streams())
+    paths.update(_blobs())
     return {
         "openapi": "3.0.0",
         "info": {"title": "Sandmill", "version": VERSION_NUMBER},
@@ -166,6 +168,18 @@ def _streams() -> dict[str, Any]:
         f"{process}/stdin": {"post": _operation("stdin", "Process", {"200": {"type": "object"}}, [], piece), **both},
         f"{process}/signals": {"post": _operation("signal", "Process", {"200": {"type": "object"}}, [], asked), **both},
         f"{process}/log": {"get": _operation("log", "Process", {"200": None}, []), **both},
+    }
+
+
+def _blobs() -> dict[str, Any]:
+    """Uploads; the bytes themselves go to the URL of the answer."""
+    place = "/blobs/v1/namespaces/{namespace}"
+    digest = {**_NAME, "name": "digest", "schema": {"type": "string", "pattern": "^[0-9a-f]{64}$"}}
+    granted = {"type": "object", "required": ["exists"], "properties": {"exists": {"type": "boolean"}, "url": {"type": "string"}}}
+    announce = _operation("announce", "Blob", {"200": granted, "201": granted}, [], UPLOAD.document())
+    return {
+        f"{place}/uploads": {"post": announce, "parameters": [_PROJECT]},
+        f"{place}/blobs/{{digest}}": {"get": _operation("read", "Blob", {"200": None}, []), "parameters": [_PROJECT, digest]},
     }
 
 

@@ -1,0 +1,1 @@
+"""Tools of MCP servers, for any environment."""
