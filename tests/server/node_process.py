@@ -15,6 +15,7 @@ from typing import Any
 
 from server_process import Server
 
+from sandmill.sandboxes.backends.native.state import sweep
 from sandmill.server.keys import NODE, Keys
 
 SANDMILL = [sys.executable, "-c", "from sandmill.cli import main; main()"]
@@ -127,6 +128,8 @@ def heading(folder: Path, *options: str) -> Iterator[Head]:
         for node in head.nodes:
             if node.process.poll() is None:
                 node.kill()
+            sweep(node.folder / "sandboxes")  # as its next start would: control groups of one that was killed
+        sweep(folder / "sandboxes")
     written = [head.errors, *(node.errors for node in head.nodes)]
     assert not [text for text in written if "Traceback" in text], written
 

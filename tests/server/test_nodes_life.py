@@ -135,8 +135,7 @@ def test_a_node_that_restarts_at_once_has_lost_its_sandboxes(head: Head) -> None
     head.up("gone", continuity=EPHEMERAL)
     node.kill()
     node.start()
-    lost = head.until("sandboxes/gone", phase="Failed")["status"]
-    assert (lost["reason"], "restarted" in lost["message"]) == ("NodeLost", True)
+    assert head.until("sandboxes/gone", phase="Failed")["status"]["reason"] == "NodeLost"
     head.up("new")
     assert len(inits(node)) == 1
 
