@@ -29,6 +29,7 @@
     └── ServerError
         ├── StateBusy (BlockingIOError)           another server uses this state folder or database
         ├── StateIncompatible (ValueError)        the server's state was written by another version
+        ├── NodeRefused (PermissionError)         the server no longer has this machine as its node
         └── StoreUnavailable (ConnectionError)    the server's database does not take writes
 
 A message says what happened, to which object, and what to do next, in one sentence.
@@ -175,6 +176,10 @@ class StateBusy(ServerError, BlockingIOError):
 
 class StateIncompatible(ServerError, ValueError):
     """The state folder or database was written by another version of the program."""
+
+
+class NodeRefused(ServerError, PermissionError):
+    """The server that this node had joined has removed it, or given its name to another process."""
 
 
 class StoreUnavailable(ServerError, ConnectionError):

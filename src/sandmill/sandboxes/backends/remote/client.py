@@ -22,7 +22,7 @@ _RETRY_FOR_S: Final = 20.0
 WAIT_FOR_ROOM_S: Final = 120.0
 _PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 5.0
-_ROOM: Final = ("QuotaExceeded", "SandboxStarting", "Unavailable")
+_ROOM: Final = ("QuotaExceeded", "SandboxStarting", "Unavailable", "CapacityUnavailable")
 
 
 class AnswerError(Exception):
@@ -32,6 +32,7 @@ class AnswerError(Exception):
         self.status = status
         self.reason = str(body.get("reason", f"HTTP {status}"))
         self.message = str(body.get("message", self.reason))
+        self.fix = str(body.get("fix", ""))
         details = body.get("details")
         causes = details.get("causes", ()) if isinstance(details, dict) else ()
         self.causes: tuple[Mapping[str, str], ...] = tuple(causes)
@@ -71,6 +72,10 @@ class Client:
         self._http = Http(url, {"Authorization": f"Bearer {key}"})
         self._ending: set[asyncio.Task[Answer]] = set()
 
+    def close(self, why: str) -> None:
+        """Every request, also those under way, fails from now on for this reason. Idempotent."""
+        self._http.close(why)
+
     async def ask(
         self,
         method: str,
@@ -97,6 +102,8 @@ class Client:
             try:
                 answer = await self._http.request(method, f"{GROUP}/namespaces/{self.project}/{path}", query or {}, sent, body)
             except OSError as error:
+                if self._http.closed is not None:
+                    raise ConnectionError(self._http.closed) from error
                 if isinstance(error, BrokenError) and error.stale:
                     continue
                 if loop.time() - began > _RETRY_FOR_S:
