@@ -4,7 +4,8 @@ Peers run in the same rounds, one after the other, so that whatever else the mac
 percentiles in milliseconds. `scripts/bench sandboxes [--quick] [--json FILE] [--rounds N] [--idle N]`.
 
 crun refuses hybrid control groups (a version 2 hierarchy beside version 1); where both are mounted, the whole benchmark runs in a
-mount namespace of its own without the version 2 one. Its commands are in the table's notes.
+mount namespace of its own without the version 2 one. Its commands are in the table's notes. gVisor, where `runsc` is installed, takes
+part in every fifth round, by itself and as a backend (bench/sandboxes_gvisor.py).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
+import sandboxes_gvisor
 from rich.console import Console
 from rich.table import Table
 
@@ -162,6 +164,7 @@ def starts(rounds: int, folder: Path) -> list[Timing]:
                 actions.append(("bubblewrap", lambda: first_output(bubblewrap)))
             if crun:
                 actions.append(("crun", partial(first_output, [*crun, f"bench-{os.getpid()}-{number}"])))
+            actions += sandboxes_gvisor.starts(folder / "gvisor", SPEC, first_output, number)
             for name, action in actions:
                 samples.setdefault(name, []).append(action())
     return [Timing.of(name, seconds) for name, seconds in samples.items()]
@@ -220,9 +223,11 @@ def execs(rounds: int) -> list[Timing]:
         await box.run.aio(*argv)
         return time.perf_counter() - began
 
-    with Sandbox.from_spec(SPEC) as box:
-        for _ in range(rounds):
+    with Sandbox.from_spec(SPEC) as box, sandboxes_gvisor.box(SPEC) as other:
+        for number in range(rounds):
             for name, argv in programs:
+                if other is not None and number % sandboxes_gvisor.SELDOM == 0:
+                    samples.setdefault(f"{name}: sandbox on gVisor", []).append(block_on(awaited(other, argv)))
                 samples.setdefault(f"{name}: subprocess", []).append(clock(partial(subprocess.run, argv, capture_output=True)))
                 samples.setdefault(f"{name}: sandbox", []).append(block_on(awaited(box, argv)))
                 samples.setdefault(f"{name}: sandbox, blocking", []).append(clock(partial(box.run, *argv)))

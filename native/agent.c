@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/stat.h>
@@ -21,6 +22,9 @@
 enum { MOST_JOBS = 256, MOST_WORDS = 65536, OWN_OUTPUT = 4 << 20 /* more would make init the largest prey in a memory shortage */ };
 
 static struct job jobs[MOST_JOBS];
+int *asked_signal;            /* a guest's supervisor reads here which signal to send: gVisor's signals carry no number along */
+static int *asked_signals;
+bool guest;
 static bool frozen;           /* every process of the sandbox is stopped */
 static bool strays;           /* a command of the agent's own ended and left processes behind */
 /* The command that the agent supervises itself, because nothing else lived here when it started: no other process to create, and
@@ -35,6 +39,12 @@ static void reply(const struct agent_request *request, int status, uint32_t flag
     wire_send(channel, &answer, sizeof answer, NULL, 0, fd);
 }
 
+/* Where others live beside us, only what was started here. */
+static void kill_everything(void) {
+    if (guest) kill_descendants(getpid(), NULL, 0, reap_dead);
+    else kill(-1, SIGKILL);
+}
+
 static int running_jobs(void) {
     int count = 0;
     for (int i = 0; i < MOST_JOBS; i++) count += jobs[i].supervisor != 0;
@@ -43,17 +53,19 @@ static int running_jobs(void) {
 
 static struct job *find_job(uint32_t id) {
     for (int i = 0; i < MOST_JOBS; i++)
-        if (jobs[i].supervisor && jobs[i].id == id) return &jobs[i];
+        if (jobs[i].supervisor && jobs[i].id == id && !jobs[i].op) return &jobs[i];
     return NULL;
 }
 
 static void job_ended(struct job *job, int status) {
-    if (!WIFEXITED(status) || WEXITSTATUS(status)) {
+    struct agent_reply lost = {.op = job->op, .id = job->id, .status = EIO};
+    if (job->op && (!WIFEXITED(status) || WEXITSTATUS(status))) wire_send(channel, &lost, sizeof lost, NULL, 0, -1);
+    else if (!WIFEXITED(status) || WEXITSTATUS(status)) {
         /* Killed, perhaps before it could report: do it in its place (the host ignores a second report). Only in-sandbox root can have
          * done that, or the host by AGENT_KILL_ALL; what it watched over can no longer be told from the rest, so everything goes, or
          * the killer would outlive its timeout. */
         struct agent_reply answer = {.op = AGENT_EXIT, .id = job->id, .status = SIGKILL};
-        kill(-1, SIGKILL);
+        kill_everything();
         wire_send(channel, &answer, sizeof answer, NULL, 0, -1);
     }
     job->supervisor = 0;
@@ -154,22 +166,27 @@ _Noreturn static void become_supervisor(const struct command *command) {
     supervise(channel, signals, tree_dead, command);
 }
 
+static struct job *free_job(void) {
+    for (int i = 0; i < MOST_JOBS; i++)
+        if (!jobs[i].supervisor) return &jobs[i];
+    return NULL;
+}
+
 static int start_supervised(const struct command *command) {
-    struct job *job = NULL;
-    for (int i = 0; i < MOST_JOBS && !job; i++)
-        if (!jobs[i].supervisor) job = &jobs[i];
+    struct job *job = free_job();
     if (!job) return EAGAIN;
+    if (guest) asked_signal = &asked_signals[job - jobs];
     pid_t pid = fork();
     if (pid == 0) become_supervisor(command);
     if (pid < 0) return errno;
-    *job = (struct job){pid, command->id};
+    *job = (struct job){pid, command->id, 0};
     return 0;
 }
 
 static void start_command(const struct agent_request *request, const struct message *message) {
     struct command command;
     int error = parse_command(request, message, &command);
-    if (!error && !own.command && !running_jobs() && !strays && request->max_output <= OWN_OUTPUT) return start_own(&command);
+    if (!error && !guest && !own.command && !running_jobs() && !strays && request->max_output <= OWN_OUTPUT) return start_own(&command);
     if (!error) error = start_supervised(&command);
     free(command.argv);
     if (error) {
@@ -200,13 +217,33 @@ static void send_signal(const struct agent_request *request) {
     union sigval number = {.sival_int = (int)request->first};
     if (request->first < 1 || request->first > 64) return;
     if (own.command && own_command.id == request->id && !own.exited) kill(-own.child, (int)request->first);
-    else if (job) sigqueue(job->supervisor, SIGUSR2, number);
+    else if (job) {
+        if (guest) asked_signals[job - jobs] = (int)request->first;
+        sigqueue(job->supervisor, SIGUSR2, number);
+    }
 }
 
 static void kill_all(const struct agent_request *request) {
-    kill(-1, SIGKILL);
+    kill_everything();
     reap(0);
     reply(request, 0, 0, -1);
+}
+
+/* A guest acts on files in a process of its own: gVisor has no file-system identity apart from the real one. Returns whether we are that
+ * process, or need none. */
+static bool step_aside(const struct agent_request *request) {
+    struct job *job = free_job();
+    if (!guest) return true;
+    pid_t pid = job ? fork() : -1;
+    if (pid == 0) return true;
+    if (pid > 0) *job = (struct job){pid, request->id, request->op};
+    else reply(request, EAGAIN, 0, -1);
+    return false;
+}
+
+static void step_back(void) {
+    if (guest) _exit(0);
+    own_identity();
 }
 
 /* File operations, with the identity of whom they are for. Returns an errno, and a descriptor for AGENT_OPEN. */
@@ -227,19 +264,19 @@ static int act_on_path(const struct agent_request *request, const char *path, in
 static void use_path(const struct agent_request *request, const struct message *message) {
     int fd = -1, error = EBADMSG;
     const char *path = (const char *)message->payload;
-    if (message->payload_bytes && path[message->payload_bytes - 1] == 0 && path[0] == '/') {
+    if (!step_aside(request)) return;
+    if (message->payload_bytes && path[message->payload_bytes - 1] == 0 && path[0] == '/')
         error = filesystem_identity(UID_OF(request->who), GID_OF(request->who)) ? errno : act_on_path(request, path, &fd);
-        own_identity();
-    }
     reply(request, error, 0, fd);
     if (fd >= 0) close(fd);
+    step_back();
 }
 
 /* A whole tree is removed by a process of its own: it may be of any size. */
 static void remove_folder(const struct agent_request *request, const struct message *message) {
     const char *path = (const char *)message->payload;
     if (!message->payload_bytes || path[message->payload_bytes - 1] || path[0] != '/') return reply(request, EBADMSG, 0, -1);
-    pid_t pid = fork();
+    pid_t pid = guest ? !step_aside(request) : fork();
     if (pid < 0) return reply(request, errno, 0, -1);
     if (pid > 0) return;
     int error = filesystem_identity(UID_OF(request->who), GID_OF(request->who)) || remove_tree(path) ? errno : 0;
@@ -249,10 +286,11 @@ static void remove_folder(const struct agent_request *request, const struct mess
 
 static void write_batch(const struct agent_request *request, const struct message *message) {
     struct batch_result result = {.error = EPERM};
+    if (!step_aside(request)) return;
     if (!filesystem_identity(UID_OF(request->who), GID_OF(request->who))) result = batch_unpack(message->payload, message->payload_bytes);
-    own_identity();
     struct agent_reply answer = {.op = AGENT_WRITE, .id = request->id, .status = result.error};
     wire_send(channel, &answer, sizeof answer, result.path, strlen(result.path), -1);
+    step_back();
 }
 
 static void freeze(const struct agent_request *request) {
@@ -285,7 +323,10 @@ static void receive(void) {
     struct agent_request request;
     struct message message;
     ssize_t got = wire_receive(channel, &request, sizeof request, &message);
-    if (got == 0 || (got < 0 && errno != EBADMSG && errno != EINTR)) _exit(0);
+    if (got == 0 || (got < 0 && errno != EBADMSG && errno != EINTR)) {
+        if (guest) kill_everything(); /* elsewhere the pid namespace goes, and all with it */
+        _exit(0);
+    }
     if (got < 0) return;
     dispatch(&request, &message);
     wire_release(&message);
@@ -297,6 +338,8 @@ _Noreturn void agent_serve(int socket, int signal_fd) {
     signals = signal_fd;
     tree_dead = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     prctl(PR_SET_NAME, "init");
+    if (guest) asked_signals = mmap(NULL, MOST_JOBS * sizeof(int), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (asked_signals == MAP_FAILED) _exit(1);
     for (;;) {
         int patience_ms = own.command ? supervision_patience_ms(&own) : -1;
         if (patience_ms == 0) {

@@ -232,7 +232,7 @@ static void handle_signals(int signals, int tree_dead) {
     struct signalfd_siginfo info;
     while (read(signals, &info, sizeof info) == sizeof info) {
         uint64_t one = 1;
-        if (info.ssi_signo == SIGUSR2 && !s->exited) kill(-s->child, info.ssi_int);
+        if (info.ssi_signo == SIGUSR2 && !s->exited) kill(-s->child, guest ? *asked_signal : info.ssi_int);
         if (info.ssi_signo != SIGUSR1) continue;
         kill_descendants(getpid(), NULL, 0, reap_supervised);
         if (write(tree_dead, &one, sizeof one) < 0) break;
@@ -246,6 +246,7 @@ _Noreturn void supervise(int socket, int signals, int tree_dead, const struct co
     struct supervision *s = &supervised;
     struct pollfd watched[4];
     prctl(PR_SET_CHILD_SUBREAPER, 1);
+    if (guest) signals = signal_descriptor(); /* gVisor's tells only of the signals of whoever made it */
     int error = supervision_begin(s, socket, command);
     for (int i = 0; i < 3 && !(command->flags & EXEC_CAPTURE); i++) close(command->fds[i]);
     while (!error && supervision_patience_ms(s)) {

@@ -41,11 +41,14 @@ static int set_limits(const struct node *node, const struct warden_request *limi
 int privileges_reduce_agent(const struct node *node, const struct warden_request *limits) {
     struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
     struct __user_cap_data_struct data[2] = {0};
+    uint32_t given = ~0u;
     if (set_limits(node, limits)) return -1;
+    if (guest && !syscall(SYS_capget, &header, data)) given = data[0].permitted; /* whoever made its sandbox may have kept some back */
+    data[0] = data[1] = (struct __user_cap_data_struct){0};
     for (size_t i = 0; i < COUNT(KEPT); i++) data[0].effective |= 1u << KEPT[i];
     for (int capability = 0; prctl(PR_CAPBSET_READ, capability) >= 0; capability++)
         if (capability > 31 || !(data[0].effective & 1u << capability)) prctl(PR_CAPBSET_DROP, capability);
-    data[0].permitted = data[0].effective;
+    data[0].permitted = data[0].effective &= given;
     if (syscall(SYS_capset, &header, data)) return -1;
     if (prctl(PR_SET_DUMPABLE, 0)) return -1;
     return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
@@ -67,6 +70,7 @@ int privileges_bind_to_parent(void) {
 
 /* Whose rights file operations use; dropping root's also drops its capabilities over files until it comes back. */
 int filesystem_identity(uint32_t uid, uint32_t gid) {
+    if (guest) return uid == geteuid() && gid == getegid() ? 0 : privileges_become(uid, gid); /* in a process of its own (agent.c) */
     syscall(SYS_setfsgid, gid);
     syscall(SYS_setfsuid, uid);
     return syscall(SYS_setfsuid, -1) == (long)uid ? 0 : (errno = EPERM, -1);

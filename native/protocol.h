@@ -27,6 +27,7 @@ enum {
     EGRESS_OPEN = 512,           /* CREATE: listeners for DNS and for every TCP port */
     CREATE_IMAGE = 1024,          /* CREATE: the payload names layers */
     CREATE_ON_HOST = 2048,        /* CREATE_IMAGE: the layers lie above this machine's own base */
+    EXEC_INPUT = 4096,            /* to a guest, without EXEC_CAPTURE: standard input will come by AGENT_INPUT */
 };
 
 /* Who: a uid inside the sandbox in the lower half, its gid in the upper. */
@@ -64,7 +65,10 @@ struct warden_reply {
 /* ---- host -> agent ---- */
 enum { AGENT_READY = 1, AGENT_EXEC, AGENT_SIGNAL, AGENT_KILL_TREE, AGENT_KILL_ALL, AGENT_PING, AGENT_OPEN, AGENT_WRITE,
        AGENT_REMOVE, AGENT_MKDIR, AGENT_OUTPUT, AGENT_EXIT, AGENT_STARTED,
-       AGENT_WRITTEN /* hands back the folder of everything the sandbox wrote */, AGENT_FREEZE, AGENT_THAW };
+       AGENT_WRITTEN /* hands back the folder of everything the sandbox wrote */, AGENT_FREEZE, AGENT_THAW,
+       AGENT_PART, AGENT_INPUT };
+/* The last two are between host and guest (guest.c) only: a piece of a payload, before the rest of it; bytes for a command's standard
+ * input (none: its end), answered with how many it has taken in all (user_us) or EPIPE. */
 
 struct agent_request {
     uint32_t op, id, flags, payload_bytes;

@@ -203,6 +203,7 @@ static void hide_arguments(int argc, char **argv) {
 }
 
 int main(int argc, char **argv) {
+    if (argc > 1 && !strcmp(argv[1], "guest")) return guest_main(argc - 2, argv + 2);
     if (argc < 5) return fprintf(stderr, "the warden is started by sandmill, not by hand\n"), 2;
     node.control = atoi(argv[1]);
     node.state = atoi(argv[2]);

@@ -126,6 +126,7 @@ struct sandbox {
     int wait_status;
     struct kept_group group;  /* stays when the sandbox goes */
 };
+int signal_descriptor(void);
 void spawn_sandbox(struct node *node, const struct warden_request *request, const struct message *message, uint32_t slot,
                    struct sandbox *sandbox);
 
@@ -134,11 +135,14 @@ enum {                        /* descriptors of the agent */
     CPU_TASKS = 5,            /* the task list of the commands' cpu group */
     WRITTEN = 6,              /* the folder of all that the sandbox writes */
 };
+extern int *asked_signal;
+extern bool guest;            /* the agent shares its pid namespace with processes that are not its own (guest.c) */
 _Noreturn void agent_serve(int socket, int signals);
 void reap_dead(void);
 struct job {
     pid_t supervisor;         /* 0: free. It may outlive its command */
     uint32_t id;
+    uint32_t op;              /* what else than a command the process does */
 };
 struct command {
     uint32_t id, who, flags;
@@ -174,6 +178,27 @@ bool supervision_move(struct supervision *s, const struct pollfd watched[3]);
 void supervision_ended(struct supervision *s, pid_t pid, int status, const struct rusage *usage);
 void supervision_report(struct supervision *s, int error);
 _Noreturn void supervise(int socket, int signals, int tree_dead, const struct command *command);
+
+/* frames.c */
+struct buffer {
+    unsigned char *data;
+    size_t bytes, room;
+};
+void frames_begin(bool as_text);
+bool frames_take(void (*take)(const unsigned char *frame, size_t bytes));
+void frame_send(const struct agent_reply *reply, const void *data, size_t bytes);
+void output_send(uint32_t id, bool is_err, const void *data, size_t bytes);
+void buffer_append(struct buffer *buffer, const void *data, size_t bytes);
+_Noreturn void guest_give_up(const char *why);
+
+/* reading.c */
+bool reading_begin(uint32_t id, uint64_t limit);
+bool reading_opened(struct agent_reply *reply, int fd);
+bool readings_wait(void);
+void readings_move(void);
+
+/* guest.c */
+int guest_main(int argc, char **argv);
 
 /* tree.c */
 enum { GONE_US = 60000, GONE_LOOK_US = 200 }; /* how long the killed are waited for, and how often it is looked */

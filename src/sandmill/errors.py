@@ -9,6 +9,7 @@
     │   ├── ExecFailed (OSError)                  the command could not be started (nothing ran)
     │   ├── ExecTimeout (TimeoutError)            raised only by callers that ask for it
     │   ├── SandboxFileError (OSError)            a path inside the sandbox could not be used
+    │   ├── Unsupported (NotImplementedError)     the sandbox's backend cannot do this at all; names backend and feature
     │   └── ImageError (ValueError)               an image or archive cannot be used, or no longer exists
     ├── EnvironmentFailed
     │   ├── UnknownEnvironment (LookupError)
@@ -28,6 +29,7 @@
     └── ServerError
         ├── StateBusy (BlockingIOError)           another server uses this state folder or database
         ├── StateIncompatible (ValueError)        the server's state was written by another version
+        ├── NodeRefused (PermissionError)         the server no longer has this machine as its node
         └── StoreUnavailable (ConnectionError)    the server's database does not take writes
 
 A message says what happened, to which object, and what to do next, in one sentence.
@@ -85,6 +87,15 @@ class ExecTimeout(SandboxError, TimeoutError):
 
 class SandboxFileError(SandboxError, OSError):
     """A path inside the sandbox could not be opened, listed or removed."""
+
+
+class Unsupported(SandboxError, NotImplementedError):
+    """What was asked for is beyond the sandbox's backend; nothing was changed."""
+
+    def __init__(self, backend: str, feature: str, instead: str = "") -> None:
+        self.backend = backend
+        self.feature = feature
+        super().__init__(f"backend {backend} cannot {feature}" + (f"; {instead}" if instead else ""))
 
 
 class ImageError(SandboxError, ValueError):
@@ -165,6 +176,10 @@ class StateBusy(ServerError, BlockingIOError):
 
 class StateIncompatible(ServerError, ValueError):
     """The state folder or database was written by another version of the program."""
+
+
+class NodeRefused(ServerError, PermissionError):
+    """The server that this node had joined has removed it, or given its name to another process."""
 
 
 class StoreUnavailable(ServerError, ConnectionError):

@@ -8,6 +8,7 @@ import random
 import re
 import socket
 import struct
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from sandmill.errors import SandboxGone
 from sandmill.sandboxes import Sandbox, block_on
 from sandmill.sandboxes.backends.native import wire
 from sandmill.sandboxes.backends.native.agent import Agent
+from sandmill.sandboxes.backends.native.channel import Channel
 
 NATIVE = Path(__file__).parents[2] / "native"
 
@@ -53,7 +55,7 @@ def test_a_lying_agent_ends_the_conversation(lie: str) -> None:
     async def scenario() -> list[str]:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ends: list[str] = []
-        agent = Agent(ours, ends.append, lambda on: None)
+        agent = Agent(partial(Channel, asyncio.get_running_loop(), ours), ends.append, lambda on: None)
         asking = asyncio.ensure_future(agent.ask(wire.PING))
         await asyncio.sleep(0)
         descriptors = len(os.listdir("/proc/self/fd"))

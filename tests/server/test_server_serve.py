@@ -73,7 +73,7 @@ def test_keys_take_effect_and_end_at_once(tmp_path: Path) -> None:
         header = {"Authorization": f"Bearer {key}"}
         assert server.ask("GET", "sandboxes", headers=header).status == 200
         listed = sandmill("key", "ls", "--state", str(server.folder / "state"), "--json")
-        assert json.loads(listed.stdout) == [{"name": "guest", "projects": []}]
+        assert json.loads(listed.stdout) == [{"name": "guest", "projects": [], "role": "user"}]
         assert sandmill("key", "rm", "guest", "--state", str(server.folder / "state")).returncode == 0
         assert server.ask("GET", "sandboxes", headers=header).status == 401
 

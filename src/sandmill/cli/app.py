@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sandmill.cli import boxes, env_check, images
+from sandmill.cli import boxes, env_check, images, nodes
 from sandmill.cli.failures import carried, report_failure
 from sandmill.errors import ConfigError
 
@@ -24,6 +24,7 @@ app = typer.Typer(
 )
 app.add_typer(boxes.app, name="sandbox")
 app.add_typer(images.app, name="image")
+app.add_typer(nodes.app, name="node")
 environments = typer.Typer(help="Task sets.", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 environments.command(name="check")(env_check.check)
 environments.command(name="audit")(env_check.audit)
@@ -128,26 +129,40 @@ def serve(
     max_running: Annotated[
         int, typer.Option("--max-running", min=1, metavar="N", help="Sandboxes of a project that may be up at once.")
     ] = 4096,
+    max_local: Annotated[
+        int, typer.Option("--max-local", min=0, metavar="N", help="Sandboxes that this machine itself may hold; the others go to nodes.")
+    ] = 10_000,
+    no_local: Annotated[bool, typer.Option("--no-local", help="No sandbox on this machine, only on nodes: --max-local 0.")] = False,
+    lease: Annotated[
+        str, typer.Option("--node-lease", metavar="TIME", help="A node that cannot reach this server for so long ends its sandboxes.")
+    ] = "20s",
+    room_wait: Annotated[str, typer.Option("--room-wait", metavar="TIME", help="How long a sandbox may wait for a place.")] = "30s",
     as_json: Json = False,
 ) -> None:
     """Serves sandboxes over HTTP, until it is stopped."""
     from sandmill.cli import serving
 
-    asked = serving.Asked(host, port, state, database, prices, certificate, certificate_key, max_running)
-    raise typer.Exit(carried(lambda: serving.serve(asked, as_json=as_json)))
+    def start() -> int:
+        lease_s, wait_s = nodes.lease_of(lease), nodes.wait_of(room_wait)
+        local = 0 if no_local else max_local
+        asked = serving.Asked(host, port, state, database, prices, certificate, certificate_key, max_running, local, lease_s, wait_s)
+        return serving.serve(asked, as_json=as_json)
+
+    raise typer.Exit(carried(start))
 
 
 @keys.command(name="new")
 def new_key(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Whose key it is; an earlier one of that name ends.")],
     project: Annotated[list[str] | None, typer.Option("--project", metavar="NAME", help="Only this project; may be repeated.")] = None,
+    role: Annotated[str, typer.Option("--role", metavar="user|node", help="node: for `sandmill node join`, and nothing else.")] = "user",
     state: State = None,
     as_json: Json = False,
 ) -> None:
     """Makes a key and shows it once."""
     from sandmill.cli import serving
 
-    raise typer.Exit(carried(lambda: serving.new_key(name, tuple(project or ()), state, as_json=as_json)))
+    raise typer.Exit(carried(lambda: serving.new_key(name, tuple(project or ()), role, state, as_json=as_json)))
 
 
 @keys.command(name="ls")

@@ -59,6 +59,7 @@ def all_findings() -> Iterator[Finding]:
 def machine_findings() -> Iterator[Finding]:
     """What can be told without starting anything heavy: sandboxes, packages, threads, memory, disk."""
     yield from _sandboxes()
+    yield from _backends()
     yield from (_package(name) for name in PACKAGES)
     yield _threads()
     yield _memory()
@@ -75,6 +76,14 @@ def _sandboxes() -> Iterator[Finding]:
         return
     for one in found.findings:
         yield Finding(name=one.name, ok=one.ok, says=one.says, fix=one.fix, blocks=one.needed and not one.ok)
+
+
+def _backends() -> Iterator[Finding]:
+    """Other places for sandboxes; the demo needs none of them."""
+    from sandmill.sandboxes import usable_backends
+
+    for name, found in usable_backends().items():
+        yield Finding(name=f"backend {name}", ok=True if found.ok else None, says=found.says, fix=found.fix)
 
 
 def _python() -> Finding:

@@ -38,11 +38,14 @@ class Asked(NamedTuple):
     certificate: Path | None
     certificate_key: Path | None
     max_running: int
+    max_local: int
+    node_lease_s: float
+    longest_wait_s: float
 
 
 def serve(asked: Asked, *, as_json: bool) -> int:
     """Runs until it is told to stop."""
-    _need_packages()
+    need_packages()
     from sandmill.server.keys import Keys
     from sandmill.server.serve import check_address
     from sandmill.server.serve import serve as run
@@ -66,13 +69,9 @@ def _settings(asked: Asked) -> Settings:
     from sandmill.accounts.prices import load_price_book
     from sandmill.server.settings import Settings
 
-    if (asked.certificate is None) is not (asked.certificate_key is None):
-        raise ConfigError("TLS needs both a certificate and its key", field="--tls-cert")
-    for option, path in (("--tls-cert", asked.certificate), ("--tls-key", asked.certificate_key)):
-        if path is not None and not path.is_file():
-            raise ConfigError(f"there is no file {inert(str(path))}", field=option)
+    check_certificate(asked.certificate, asked.certificate_key)
     return Settings(
-        folder=_folder(asked.folder),
+        folder=server_folder(asked.folder),
         prices=load_price_book(asked.prices),
         host=asked.host,
         port=asked.port,
@@ -80,10 +79,23 @@ def _settings(asked: Asked) -> Settings:
         certificate=asked.certificate,
         certificate_key=asked.certificate_key,
         max_running=asked.max_running,
+        local_sandboxes=asked.max_local,
+        node_lease_s=asked.node_lease_s,
+        longest_wait_s=asked.longest_wait_s,
     )
 
 
-def _folder(named: Path | None) -> Path:
+def check_certificate(certificate: Path | None, key: Path | None) -> None:
+    """Raises ConfigError unless both are files, or neither is given."""
+    if (certificate is None) is not (key is None):
+        raise ConfigError("TLS needs both a certificate and its key", field="--tls-cert")
+    for option, path in (("--tls-cert", certificate), ("--tls-key", key)):
+        if path is not None and not path.is_file():
+            raise ConfigError(f"there is no file {inert(str(path))}", field=option)
+
+
+def server_folder(named: Path | None) -> Path:
+    """A server's state folder, made if need be. Raises ConfigError."""
     where = (named or default_folder()).absolute()
     try:
         where.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -92,13 +104,15 @@ def _folder(named: Path | None) -> Path:
     return where
 
 
-def new_key(name: str, projects: tuple[str, ...], folder: Path | None, *, as_json: bool) -> int:
+def new_key(name: str, projects: tuple[str, ...], role: str, folder: Path | None, *, as_json: bool) -> int:
     """Makes a key and prints it, once."""
-    _need_packages()
-    from sandmill.server.keys import Keys
+    need_packages()
+    from sandmill.server.keys import ROLES, Keys
 
-    key = Keys(_folder(folder)).make(name, projects)
-    print(json.dumps({"name": name, "projects": list(projects), "key": key}) if as_json else key)
+    if role not in ROLES:
+        raise ConfigError(f"{role!a} is no role of a key; one is {' or '.join(ROLES)}", field="--role")
+    key = Keys(server_folder(folder)).make(name, projects, role)
+    print(json.dumps({"name": name, "projects": list(projects), "role": role, "key": key}) if as_json else key)
     if not as_json:
         print("it is shown only this once", file=sys.stderr)
     return 0
@@ -106,24 +120,28 @@ def new_key(name: str, projects: tuple[str, ...], folder: Path | None, *, as_jso
 
 def list_keys(folder: Path | None, *, as_json: bool) -> int:
     """Names the keys and their projects."""
-    _need_packages()
+    need_packages()
     from sandmill.server.keys import Keys
 
-    found = Keys(_folder(folder)).all()
+    found = Keys(server_folder(folder)).all()
     if as_json:
-        print(json.dumps([{"name": one.name, "projects": list(one.projects)} for one in found]))
+        print(json.dumps([{"name": one.name, "projects": list(one.projects), "role": one.role} for one in found]))
         return 0
     for one in found:
-        print(f"{inert(one.name)}\t{', '.join(one.projects) or 'all projects'}")
+        print(f"{inert(one.name)}\t{_reach(one.role, one.projects)}")
     return 0
+
+
+def _reach(role: str, projects: tuple[str, ...]) -> str:
+    return f"as a {role}" if role != "user" else ", ".join(projects) or "all projects"
 
 
 def remove_key(name: str, folder: Path | None) -> int:
     """Ends a key, at once."""
-    _need_packages()
+    need_packages()
     from sandmill.server.keys import Keys
 
-    Keys(_folder(folder)).remove(name)
+    Keys(server_folder(folder)).remove(name)
     return 0
 
 
@@ -137,7 +155,8 @@ def _announce(url: str, made: str | None, given: bool, folder: Path, *, as_json:
     print(f"export NODUS_API_KEY={shown}", flush=True)
 
 
-def _need_packages() -> None:
+def need_packages() -> None:
+    """Raises ConfigError when what a server needs is not installed."""
     try:
         import cryptography  # noqa: F401
         import sqlalchemy  # noqa: F401

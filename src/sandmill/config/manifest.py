@@ -188,6 +188,21 @@ class NetworkSection(Section, frozen=True):
     egress: EgressSection = EgressSection()
 
 
+class BackendName(enum.StrEnum):
+    """Where sandboxes are made."""
+
+    NATIVE = "native"
+    """Namespaces of this machine."""
+    GVISOR = "gvisor"
+    """`runsc` on this machine: a kernel of its own, in user space."""
+    E2B = "e2b"
+    """MicroVMs of a fleet that speaks the E2B protocol."""
+    KUBERNETES = "kubernetes"
+    """Pods."""
+    SERVER = "server"
+    """A Sandmill server."""
+
+
 class SandboxSection(Section, frozen=True):
     """Limits of each episode's sandbox. Strings are Kubernetes quantities and Go durations."""
 
@@ -197,6 +212,8 @@ class SandboxSection(Section, frozen=True):
     command_timeout: str = "10s"
     max_observation: Positive = 2000
     """Characters of a command's output shown to the model; the rest is dropped with a flag."""
+    backend: BackendName | None = None
+    """null: what SANDMILL_BACKEND and SANDMILL_API_URL say, and native without them."""
     network: NetworkSection | None = None
     """null: what the environment asks for, which is no network unless it says so."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sandmill.sandboxes.backends.usable import usable_backends
 from sandmill.sandboxes.dual import block_on, loop
 from sandmill.sandboxes.egress import Blocked
 from sandmill.sandboxes.files import FileEntry
@@ -35,4 +36,5 @@ __all__ = [
     "loop",
     "probe",
     "stop_sandbox",
+    "usable_backends",
 ]

@@ -22,7 +22,7 @@ from sandmill.sandboxes.spec import Egress, SandboxSpec
 
 _OLDEST_KERNEL = (5, 11)
 _WHOLE_OVERLAY_KERNEL = (6, 6)
-_CHECK_SPEC = SandboxSpec(memory_bytes=64 << 20, disk_bytes=4 << 20, timeout_s=60.0)
+_CHECK_SPEC = SandboxSpec(memory_bytes=64 << 20, disk_bytes=4 << 20, timeout_s=60.0, backend="native")
 _NO_NETWORK = Egress.deny()
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import errno
 import fcntl
 import os
 import signal as signals
@@ -262,4 +263,6 @@ def usage_of(reply: wire.AgentReply) -> Usage:
 
 def exec_failed(number: int) -> ExecFailed:
     """The error for a command that execve, chdir or fork refused."""
+    if number == errno.EAGAIN:
+        return ExecFailed(number, "the command could not be started: its sandbox, or this machine, may have no more processes")
     return ExecFailed(number, f"the command could not be started: {os.strerror(number)}")

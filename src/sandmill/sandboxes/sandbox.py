@@ -13,13 +13,17 @@ import secrets
 import socket
 from collections.abc import Mapping
 from decimal import Decimal
+from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
 from sandmill.errors import SandboxCreateFailed, SandboxGone
+from sandmill.sandboxes.backends.choice import choose, load
 from sandmill.sandboxes.backends.native import wire
 from sandmill.sandboxes.backends.native.agent import Agent
+from sandmill.sandboxes.backends.native.channel import Channel
 from sandmill.sandboxes.backends.native.node import Birth, Node, node
+from sandmill.sandboxes.backends.seam import BackendName
 from sandmill.sandboxes.commands import Commands, Three, other_end, pipes
 from sandmill.sandboxes.dual import dual, dual_class
 from sandmill.sandboxes.egress.blocked import Blocked
@@ -82,6 +86,7 @@ class Sandbox(Filing, Preserving):
         name: str | None = None,
         labels: Mapping[str, str] | None = None,
         files: Mapping[str, bytes] | None = None,
+        backend: str | None = None,
         server: str | None = None,
     ) -> Sandbox:
         """Creates a sandbox. `files` are written before it is handed out, by path relative to `workdir`.
@@ -89,7 +94,8 @@ class Sandbox(Filing, Preserving):
         `image`: an Image, a name or digest in the store, `oci:PATH[:TAG]` or `docker-archive:PATH[:NAME]`; its variables, workdir and user
         hold where nothing else is said. None is this machine's own programs.
 
-        `server` is the URL of a Sandmill server to create it on; without it, SANDMILL_API_URL, and without that, this machine ("": always).
+        `backend`: native (this machine's namespaces), gvisor, e2b, kubernetes or server; without it, SANDMILL_BACKEND, and without that,
+        native. `server` is the URL of a Sandmill server to create it on; without it, SANDMILL_API_URL ("": none, whatever that says).
 
         Sizes are bytes or quantities (`"512Mi"`), durations seconds or Go durations (`"5m"`), costs dollars. `network`: none, or
         `Egress.allow("pypi.org", presets=["npm"])`, or `Egress.open()` (docs/network.md). Raises ConfigError, IsolationUnavailable (this
@@ -108,6 +114,7 @@ class Sandbox(Filing, Preserving):
             workdir=workdir,
             image=image.digest if isinstance(image, Image) else image,
             continuity=continuity,
+            backend=backend,
         )
         return await _create(cls, spec, files, name, labels, server)
 
@@ -199,7 +206,7 @@ class Sandbox(Filing, Preserving):
         (nothing ran), SandboxGone.
         """
         agent, loop = await self._startable(), asyncio.get_running_loop()
-        capture = Capture(loop.create_future())
+        capture = self._capture(loop.create_future(), max_output)
         id = agent.listen(capture)
         flags = wire.EXEC_CAPTURE | (wire.EXEC_MERGE if merge_stderr else 0)
         agent.send(self._commands.message(flags, id, argv, env, workdir, user, stdin=stdin, max_output=max_output))
@@ -291,7 +298,7 @@ class Sandbox(Filing, Preserving):
     async def _be_born(self, files: bytes, egress: socket.socket | None) -> None:
         base = self._image.base if self._image.layers else None
         self._birth = birth = await self._node.create(self.spec, files, base, egress)
-        self._agent = agent = Agent(birth.agent, self._lost, self._hurry)
+        self._agent = agent = Agent(partial(Channel, asyncio.get_running_loop(), birth.agent), self._lost, self._hurry)
         ready = agent.expect_ready()
         try:
             async with asyncio.timeout(_READY_S):
@@ -384,6 +391,10 @@ class Sandbox(Filing, Preserving):
         if not capture.future.done():
             asyncio.get_running_loop().create_task(self.stop("a command could not be killed"))
 
+    def _capture(self, future: asyncio.Future[wire.AgentReply], max_output: int) -> Capture:
+        """Who takes a captured command's output, which its agent bounds."""
+        return Capture(future)
+
     async def _terminal(self, user: str) -> tuple[Three, Three]:
         """A pseudo-terminal of the sandbox's own devpts: our end, and three of the command's."""
         master = await self._path_request(wire.OPEN, "/dev/ptmx", user, first=os.O_RDWR | os.O_NOCTTY)
@@ -404,10 +415,15 @@ async def _create(
     server: str | None = None,
     outside: Outside | None = None,
 ) -> Sandbox:
-    if url := os.environ.get("SANDMILL_API_URL") if server is None else server:
+    chosen, url = choose(spec.backend, server)
+    if chosen is BackendName.SERVER:
         from sandmill.sandboxes.backends.remote.sandbox import create_remote
 
         return await create_remote(url, spec, files, name, labels)
+    if chosen is not BackendName.NATIVE:
+        from sandmill.sandboxes.backends.guest.sandbox import create_guest
+
+        return await create_guest(load(chosen), spec, files, name, labels)
     spec, image, use = await resolve(spec)
     try:
         payload = place(files or {}, spec.workdir)

@@ -116,6 +116,8 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
     """None: the host's own programs under `/usr`, read-only, and an /etc cut down to what they need. Else a name or digest in the image
     store, `oci:PATH[:TAG]` or `docker-archive:PATH[:NAME]`."""
     continuity: Continuity = Continuity.EPHEMERAL
+    backend: str | None = None
+    """Who makes it (backends/choice.py)."""
 
     @classmethod
     def of(
@@ -133,6 +135,7 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
         workdir: str | None = None,
         image: str | None = None,
         continuity: str = Continuity.EPHEMERAL,
+        backend: str | None = None,
     ) -> SandboxSpec:
         """Resolves quantities, durations and dollars. Raises ConfigError naming the field."""
         return cls(
@@ -148,6 +151,7 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
             workdir=workdir if workdir is not None else DEFAULT_WORKDIR if image is None else "",
             image=image,
             continuity=_continuity(continuity),
+            backend=backend,
         )
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ import codecs
 import os
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
-from typing import Final
+from typing import Final, Self
 
 from sandmill.sandboxes.backends.native import wire
 from sandmill.sandboxes.dual import Dual, block_on, dual
@@ -36,6 +36,11 @@ class Output:
         self.closed = asyncio.Event()
         if fd < 0:
             self.closed.set()
+
+    def fed(self) -> Self:
+        """Open without a descriptor: `take` brings what comes, until `close`."""
+        self.closed.clear()
+        return self
 
     @property
     def truncated(self) -> bool:

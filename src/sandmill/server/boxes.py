@@ -22,8 +22,10 @@ from sandmill.server.catalog import Catalog
 from sandmill.server.costs import Meter, cost_status, microusd, rate_of
 from sandmill.server.events import Events
 from sandmill.server.live import CAP, GONE, Live
+from sandmill.server.nodes import Nodes
+from sandmill.server.places import Places
 from sandmill.server.records import Records, Value, fine_stamp, now, seconds_of
-from sandmill.server.refusals import Refusal, not_found
+from sandmill.server.refusals import EXHAUSTED, Refusal, not_found
 from sandmill.server.secrets import Secrets
 from sandmill.server.settings import Settings
 from sandmill.server.specs import DEFAULT_IMAGE
@@ -35,8 +37,20 @@ _log = logging.getLogger("sandmill.server")
 class Boxes:
     """All sandboxes of the server."""
 
-    def __init__(self, records: Records, events: Events, secrets: Secrets, catalog: Catalog, settings: Settings) -> None:
+    def __init__(
+        self,
+        records: Records,
+        events: Events,
+        secrets: Secrets,
+        catalog: Catalog,
+        settings: Settings,
+        places: Places,
+        nodes: Nodes,
+    ) -> None:
         self._records = records
+        self.places = places
+        self.nodes = nodes
+        nodes.boxes = self
         self._events = events
         self._catalog = catalog
         self._billing = Billing(records)
@@ -131,10 +145,15 @@ class Boxes:
                 self.check_quota(project, name)
             except Refusal as refusal:
                 if value["status"].get("phase") in ("Pending", "Starting"):
-                    self._put_now(value, phase="Stopped", stopReason=refusal.reason, message=refusal.message)
+                    self.put_now(value, phase="Stopped", stopReason=refusal.reason, message=refusal.message)
                 raise
             with self.reserved(project, name, 1):
-                return await self._start(value)
+                try:
+                    return await self._start(value)
+                except Refusal as refusal:
+                    if refusal.reason == "CapacityUnavailable":
+                        self.put_now(value, phase="Stopped", stopReason=refusal.reason, message=refusal.message)
+                    raise
 
     async def stop(self, project: str, name: str, reason: str, *, only: Live | None = None) -> None:
         """Brings it down, keeping what its continuity says. Idempotent. With `only`, nothing happens unless that is the run still."""
@@ -169,11 +188,12 @@ class Boxes:
                 live.stopping = reason
                 await live.sandbox.terminate.aio()
                 self._bill(value, live.meter, live.began_s, live.seconds)
-                del self._live[uid]
+                self.forget(uid)
             if self.on_delete is not None:
                 self.on_delete(value)
-            self._kept(uid).unlink(missing_ok=True)
+            self.kept_path(uid).unlink(missing_ok=True)
             self._turns.pop(uid, None)
+            self.places.release(uid)
             done = self._records.remove("Sandbox", project, name)
             self._events.note(value, reason, f"the sandbox was deleted: {SENTENCES.get(reason, 'it was asked for')}")
             if done is not None:
@@ -192,14 +212,19 @@ class Boxes:
                 before_microusd=live.meter.before_microusd,
             )
 
-    async def recover(self, alive_until_s: float) -> None:
-        """After a restart: what was up when the last server died, which was alive until then, is down, and its object says so."""
+    async def recover(self, alive_until_s: float, expected: frozenset[str]) -> None:
+        """After a restart: what was up when the last server died, which was alive until then, is down, and its object says so.
+
+        Those in `expected` may still run on their nodes, which will say so.
+        """
         for value in self._records.each("Sandbox"):
             meta, status = value["metadata"], value["status"]
             if "deletionTimestamp" in meta:
                 self.soon(self.delete(meta["namespace"], meta["name"]))
-            elif status.get("phase") in ("Running", "Stopping"):
-                await self._mark_lost(value, alive_until_s)
+            elif meta["uid"] in expected:
+                self.put_now(value, phase="Recovering")
+            elif status.get("phase") in ("Running", "Stopping", "Recovering"):
+                await self.mark_lost(value, alive_until_s)
             elif status.get("phase") in ("Pending", "Starting"):
                 self.soon(self.start(meta["namespace"], meta["name"]))
         known = {value["metadata"]["uid"] for value in self._records.each("Sandbox")}
@@ -222,7 +247,20 @@ class Boxes:
             raise Refusal("SandboxNotRunning", f"sandbox {name!r} is being deleted", kind="sandboxes", name=name)
         return value
 
-    def _turn(self, value: Value) -> asyncio.Lock:
+    def forget(self, uid: str) -> None:
+        """It is down: its place may be taken."""
+        self._live.pop(uid, None)
+        self.places.release(uid)
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, value: Value) -> AsyncIterator[None]:
+        """Alone with it, and only once it is known what became of it in a restart."""
+        await self.nodes.settled(value["metadata"]["uid"])
+        async with self.lock(value):
+            yield
+
+    def lock(self, value: Value) -> asyncio.Lock:
+        """Held by whoever changes what a sandbox is."""
         return self._turns.setdefault(value["metadata"]["uid"], asyncio.Lock())
 
     def _admit(self, value: Value) -> None:
@@ -251,17 +289,21 @@ class Boxes:
         try:
             image = await self.pinned(value)
             made = layer.sandbox_spec(spec, mount.env, None if image is None else image["digest"])
-            sandbox = await layer.create(made, meta["name"], meta.get("labels", {}))
-            if (kept := self.kept(value)) is not None:
-                await layer.restore(sandbox, kept)
+            sandbox = await self.places.create(value, made, self.kept(value))
             if mount.files:
                 await layer.give_secrets(sandbox, mount.files)
         except (SandmillError, OSError, TimeoutError, Refusal) as error:
             if sandbox is not None:
                 await sandbox.terminate.aio()
+            self.places.release(meta["uid"])
+            if isinstance(error, Refusal) and error.reason == "CapacityUnavailable":
+                raise
+            if isinstance(error, OSError) and error.errno in EXHAUSTED:
+                message = f"{error.strerror}; nothing was started"
+                raise Refusal("CapacityUnavailable", message, retry_after_s=5, kind="sandboxes", name=meta["name"]) from error
             raise await self._failed(value, error) from error
         status = self.adopt(value, sandbox, mount.files)
-        self._put_now(value, gone=("stopReason", "reason", "message", "activity"), **status, secretVersions=mount.versions)
+        self.put_now(value, gone=("stopReason", "reason", "message", "activity", "node"), **status, secretVersions=mount.versions)
         live = self._live[meta["uid"]]
         if status["attempt"]["epoch"] > 1:
             self._events.note(value, "Started", "the sandbox was started again")
@@ -271,17 +313,14 @@ class Boxes:
 
     def adopt(self, value: Value, sandbox: Sandbox, secrets: Mapping[str, bytes]) -> dict[str, Any]:
         """From now on the sandbox is that object's, billed and watched. Returns what its status says then; the caller stores it at once."""
-        meta, spec, status = value["metadata"], value["spec"], value["status"]
-        limit = spec.get("maxCostUSD")
-        meter = Meter(
-            rate_microusd_per_hour=self.rate(spec),
-            limit_microusd=None if limit is None else microusd(limit),
-            before_microusd=microusd(status.get("cost", {}).get("totalUSD")),
-        )
-        live = self._live[meta["uid"]] = Live(value, sandbox, meter, secrets)
+        meta, status = value["metadata"], value["status"]
+        if self.places.of(meta["uid"]) is None:
+            self.places.keep_beside(status["forkedFrom"]["uid"], value, sandbox)
+        live = self._live[meta["uid"]] = Live(value, sandbox, self.meter(value), secrets)
         epoch = status.get("attempt", {}).get("epoch", 0) + 1
         return {
             "phase": "Running",
+            **self.places.where(meta["uid"]),
             "startTime": fine_stamp(live.began_s),
             "attempt": {"name": f"{meta['name']}-{epoch}", "epoch": epoch},
             "conditions": [condition("Ready", "True", "Running", "the sandbox takes commands")],
@@ -295,13 +334,13 @@ class Boxes:
             raise Refusal("ImageNotFound", f"image {value['spec']['image']!a} was not made in time")
         if pinned is not None:
             if pinned != value["status"].get("image"):
-                self._put_now(value, image=pinned)
+                self.put_now(value, image=pinned)
             await self._catalog.hold(pinned)
         return pinned
 
     def kept(self, value: Value) -> Path | None:
         """What the last stop saved, None where nothing was or nothing is to be."""
-        path = self._kept(value["metadata"]["uid"])
+        path = self.kept_path(value["metadata"]["uid"])
         return path if value["spec"]["continuity"]["mode"] == "Snapshotted" and path.exists() else None
 
     async def _failed(self, value: Value, error: Exception) -> Refusal:
@@ -314,7 +353,7 @@ class Boxes:
     async def _stop(self, value: Value, live: Live, reason: str) -> None:
         uid = live.uid
         live.stopping = reason
-        self._put_now(value, phase="Stopping", stopReason=reason)
+        self.put_now(value, phase="Stopping", stopReason=reason)
         saved = None
         with contextlib.suppress(SandboxError):
             await live.sandbox.kill_processes.aio()
@@ -324,7 +363,7 @@ class Boxes:
         why = live.sandbox.gone_reason
         await live.sandbox.terminate.aio()
         cost = self._bill(value, live.meter, live.began_s, live.seconds)
-        del self._live[uid]
+        self.forget(uid)
         message = SENTENCES.get(reason) or f"it ended by itself: {why}"
         status: dict[str, Any] = {"phase": "Stopped", "stopReason": reason, "message": message, "activity": "Idle", "cost": cost}
         status["conditions"] = [condition("Ready", "False", reason, message), *([] if saved is None else [saved])]
@@ -339,7 +378,7 @@ class Boxes:
 
     async def _save(self, live: Live) -> dict[str, Any]:
         try:
-            size = await layer.save(live.sandbox, self._kept(live.uid))
+            size = await layer.save(live.sandbox, self.kept_path(live.uid))
         except (SandboxError, OSError, TimeoutError) as error:
             _log.warning("the workspace of sandbox %s could not be saved: %s", live.name, error)
             return condition("StateSaved", "False", "SaveFailed", f"the workspace could not be saved: {error}")
@@ -350,30 +389,35 @@ class Boxes:
         self._billing.run(value, meter, began_s, seconds)
         return cost_status(meter, seconds, running=False)
 
-    async def _mark_lost(self, value: Value, alive_until_s: float) -> None:
-        spec, status = value["spec"], value["status"]
-        began_s = seconds_of(status["startTime"]) if "startTime" in status else alive_until_s
-        limit = spec.get("maxCostUSD")
-        meter = Meter(
-            rate_microusd_per_hour=self.rate(spec),
+    def meter(self, value: Value) -> Meter:
+        """For a run that begins, or goes on, with what the runs before it cost."""
+        limit = value["spec"].get("maxCostUSD")
+        return Meter(
+            rate_microusd_per_hour=self.rate(value["spec"]),
             limit_microusd=None if limit is None else microusd(limit),
-            before_microusd=microusd(status.get("cost", {}).get("totalUSD")),
+            before_microusd=microusd(value["status"].get("cost", {}).get("totalUSD")),
         )
-        cost = self._bill(value, meter, began_s, max(0.0, alive_until_s - began_s))
-        saved = status.get("snapshot") is not None and self._kept(value["metadata"]["uid"]).exists()
-        message = "the server ended without stopping it; everything in it is gone"
+
+    async def mark_lost(self, value: Value, alive_until_s: float, why: str = "the server ended without stopping it") -> None:
+        """It was up until then, and nobody stopped it. Under its lock."""
+        status = value["status"]
+        began_s = seconds_of(status["startTime"]) if "startTime" in status else alive_until_s
+        cost = self._bill(value, self.meter(value), began_s, max(0.0, alive_until_s - began_s))
+        saved = status.get("snapshot") is not None and self.kept_path(value["metadata"]["uid"]).exists()
+        message = f"{why}; everything in it is gone"
         if saved:
-            message = f"the server ended without stopping it; its workspace is that of {status['snapshot']['time']}"
+            message = f"{why}; its workspace is that of {status['snapshot']['time']}"
         self._events.note(value, LOST, message, warning=True)
         conditions = [condition("Ready", "False", LOST, message), condition("StateSaved", "False", LOST, message)]
         phase = "Stopped" if saved else "Failed"
         reasons = {"stopReason": LOST} if saved else {"stopReason": LOST, "reason": LOST}
         await self._put(value, phase=phase, message=message, activity="Idle", conditions=conditions, cost=cost, **reasons)
 
-    def _kept(self, uid: str) -> Path:
+    def kept_path(self, uid: str) -> Path:
+        """Where the last stop has kept its folder."""
         return self._settings.folder / "kept" / f"{uid}.tar"
 
-    def _put_now(self, value: Value, *, gone: tuple[str, ...] = (), **status: Any) -> asyncio.Future[Any]:
+    def put_now(self, value: Value, *, gone: tuple[str, ...] = (), **status: Any) -> asyncio.Future[Any]:
         """Changes the status of the object as it is now: a caller may have edited the rest while a transition was under way."""
         meta = value["metadata"]
         now_stored = self._records.get("Sandbox", meta["namespace"], meta["name"]) or value
@@ -381,7 +425,7 @@ class Boxes:
         return self._records.put("Sandbox", meta["namespace"], {**now_stored, "status": {**kept, **status}})
 
     async def _put(self, value: Value, **status: Any) -> None:
-        await self._records.store.durable(self._put_now(value, **status))
+        await self._records.store.durable(self.put_now(value, **status))
 
     def _over(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

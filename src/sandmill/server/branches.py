@@ -12,6 +12,7 @@ from sandmill.server import layer, layer_images
 from sandmill.server.boxes import Boxes
 from sandmill.server.layer_images import Made
 from sandmill.server.live import Live
+from sandmill.server.node_sandbox import NodeSandbox
 from sandmill.server.records import Records, Value, fresh
 from sandmill.server.refusals import Refusal
 from sandmill.server.settings import Settings
@@ -35,6 +36,9 @@ class Branches:
             await self._boxes.start(project, name)
         async with self._boxes.alone(project, name) as value:
             live = self._boxes.of(value)
+            if live is not None and isinstance(live.sandbox, NodeSandbox):
+                message = f"sandbox {name!r} is on a node, and images do not travel yet; fork it there, or stop it and make the image then"
+                raise Refusal("Unsupported", message, kind="sandboxes", name=name)
             if live is not None:
                 with live.in_use():
                     return await layer_images.snapshot(live.sandbox, called, live.secrets)

@@ -18,12 +18,13 @@ from typing import Any, Final
 from sandmill.config.quantities import parse_duration
 from sandmill.errors import ConfigError, ExecFailed, SandboxError, SandboxGone, StoreUnavailable
 from sandmill.sandboxes import PIPE, Process
+from sandmill.sandboxes.backends.remote.process import RemoteProcess
 from sandmill.sandboxes.streams import Output
 from sandmill.server.boxes import Boxes
 from sandmill.server.live import Live
 from sandmill.server.outputs import Log, Outputs
 from sandmill.server.records import Records, Value, fine_stamp, fresh
-from sandmill.server.refusals import Cause, Refusal, invalid
+from sandmill.server.refusals import EXHAUSTED, Cause, Refusal, invalid
 from sandmill.server.settings import Settings
 from sandmill.server.statuses import LOST
 from sandmill.server.tables import Forget, Write
@@ -33,6 +34,8 @@ SIGNALS: Final = ("SIGINT", "SIGTERM", "SIGKILL", "SIGHUP", "SIGQUIT", "SIGUSR1"
 KEPT_OUTPUT_BYTES: Final = 64 << 20
 """Output of one sandbox's ended commands that is kept; the oldest are forgotten first."""
 _WAITING_INPUT: Final = 1 << 20
+_UNREAD: Final = 2 << 20
+"""More than one answer of a node brings at once."""
 _NOT_FOUND, _NOT_RUNNABLE, _TIMED_OUT = 127, 126, 124
 _log = logging.getLogger("sandmill.server")
 
@@ -165,13 +168,14 @@ class Commands:
                     stdin=PIPE if spec.get("stdin") or spec.get("tty") else None,
                     tty=bool(spec.get("tty")),
                     text=False,
+                    max_output=_UNREAD,
                 )
             except (SandboxError, ConfigError) as error:
                 await self._not_started(running, error)
                 return self._stored(value)
-            task = asyncio.get_running_loop().create_task(self._attend(running, process))
-            self._tasks.add(task)
-            task.add_done_callback(self._over)
+            if isinstance(process, RemoteProcess):
+                self._place(running, process)
+            self._watch(running, process)
             entered = running.tty
         finally:
             if entered:  # an open terminal is no activity in itself; every other command is until it ends
@@ -207,19 +211,29 @@ class Commands:
             with contextlib.suppress(SandboxError, OSError):
                 await running.process.resize.aio(rows, columns)
 
-    def recover(self) -> None:
-        """After a restart: nothing that ran still does, and its object says so."""
-        for value in self._records.each("Process"):
-            if value["status"]["phase"] not in ENDED:
-                message = "the server ended while this ran; its output up to then is kept"
-                status = {
-                    **value["status"],
-                    "phase": "Failed",
-                    "reason": LOST,
-                    "message": message,
-                    "completionTime": fine_stamp(time.time()),
-                }
-                self._records.put("Process", value["metadata"]["namespace"], {**value, "status": status})
+    def unended(self, uid: str, project: str) -> list[Value]:
+        """The objects of a sandbox's commands that have not ended, by its uid."""
+        found = [self._records.get("Process", project, name) for name in self._of_box.get(uid, ())]
+        return [value for value in found if value is not None and value["status"]["phase"] not in ENDED]
+
+    def take_up(self, value: Value, live: Live, log: Log, process: Process) -> None:
+        """Goes on with a command that was started before this server was."""
+        running = self._running[value["metadata"]["uid"]] = Running(value, live, log)
+        running.process = process
+        if not running.tty:
+            live.enter()
+        self._watch(running, process)
+
+    def _watch(self, running: Running, process: Process) -> None:
+        task = asyncio.get_running_loop().create_task(self._attend(running, process))
+        self._tasks.add(task)
+        task.add_done_callback(self._over)
+
+    def _place(self, running: Running, process: RemoteProcess) -> None:
+        """Notes what it is called on its node, so that a restarted server finds it."""
+        value = self._records.get("Process", running.project, running.name)
+        if value is not None:
+            self._records.put("Process", running.project, {**value, "status": {**value["status"], "nodeProcess": process.name}})
 
     async def settled(self) -> None:
         """Until every process that has ended is recorded, for a moment."""
@@ -259,10 +273,14 @@ class Commands:
         number = getattr(error, "errno", None)
         code = {errno.ENOENT: _NOT_FOUND, errno.EACCES: _NOT_RUNNABLE}.get(number or 0)
         reason = "SandboxLost" if isinstance(error, SandboxGone) else "CommandNotFound" if code == _NOT_FOUND else "StartFailed"
+        if isinstance(error, ExecFailed) and number in EXHAUSTED:
+            reason = "ResourceExhausted"
         message = getattr(error, "strerror", None) or str(error)
         status: dict[str, Any] = {"phase": "Failed", "reason": reason, "message": message}
         if isinstance(error, ExecFailed):
-            status |= {"exitCode": code if code is not None else _NOT_RUNNABLE, "errno": errno.errorcode.get(number or 0, "EIO")}
+            status["errno"] = errno.errorcode.get(number or 0, "EIO")
+            if reason != "ResourceExhausted":  # what ran into a limit of ours has no exit code: nobody may take it for the command's
+                status["exitCode"] = code if code is not None else _NOT_RUNNABLE
         self._end(running, status)
 
     def _end(self, running: Running, status: Mapping[str, Any]) -> None:
@@ -322,6 +340,8 @@ class Commands:
 
 def _ending(running: Running, process: Process, gone: SandboxGone | None) -> dict[str, Any]:
     """How it ended, as its status."""
+    if gone is not None and running.live.stopping == LOST:
+        return {"phase": "Failed", "reason": LOST, "message": f"{gone.reason}; its output up to then is kept"}
     if running.live.stopping is not None and (gone is not None or process.signal is not None):
         return {"phase": "Cancelled", "reason": running.live.stopping, "message": "its sandbox was stopped under it; its output is kept"}
     if gone is not None:

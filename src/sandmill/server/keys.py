@@ -21,20 +21,27 @@ from sandmill.server.refusals import Refusal, not_found
 from sandmill.server.specs import NAME
 
 PREFIX: Final = "sandmill_"
+USER: Final = "user"
+NODE: Final = "node"
+"""Lets a machine join as a node, and nothing else."""
+HEAD: Final = "head"
+"""A node's server: the one it has joined."""
+ROLES: Final = (USER, NODE)
 _SHORTEST: Final = 16
 _LONGEST: Final = 512
 
 
 class Principal(msgspec.Struct, frozen=True, kw_only=True):
-    """A key's holder. No projects: all of them."""
+    """A key's holder. No projects: all of them. `role`: what the key is for."""
 
     name: str
     digest: str
     projects: tuple[str, ...] = ()
+    role: str = USER
 
     def check(self, project: str) -> None:
         """Raises Refusal (Forbidden) for a project that is not its own, NotFound for what is no project's name."""
-        if self.projects and project not in self.projects:
+        if self.role == NODE or (self.projects and project not in self.projects):
             raise Refusal("Forbidden", "this key has no access to that project")
         if not re.fullmatch(NAME, project):
             raise not_found("projects", project)
@@ -58,13 +65,16 @@ class Keys:
     def __bool__(self) -> bool:
         return bool(self._keys or self._given)
 
-    def give(self, key: str, name: str) -> None:
-        """Lets a key in for as long as this process runs. Raises ConfigError for one that is too short to be a secret."""
-        self._given = (*self._given, _principal(key, name, ()))
+    def give(self, key: str, name: str, role: str = USER) -> None:
+        """Lets a key in for as long as this process runs; replaces one given before under that name.
 
-    def add(self, key: str, name: str, projects: tuple[str, ...] = ()) -> None:
-        """Lets a key in; replaces the one of that name. Raises ConfigError for one that is too short to be a secret."""
-        added = _principal(key, name, projects)
+        Raises ConfigError for one that is too short to be a secret.
+        """
+        self._given = (*(known for known in self._given if known.name != name), _principal(key, name, (), role))
+
+    def add(self, key: str, name: str, projects: tuple[str, ...] = (), role: str = USER) -> None:
+        """Lets a key in; replaces the one of that name. Raises ConfigError for one that is too short to be a secret, or another role."""
+        added = _principal(key, name, projects, role)
         self._keys = (*(known for known in self._keys if known.name != name), added)
         self._write()
 
@@ -79,10 +89,10 @@ class Keys:
         """The stored keys' holders."""
         return self._keys
 
-    def make(self, name: str, projects: tuple[str, ...] = ()) -> str:
+    def make(self, name: str, projects: tuple[str, ...] = (), role: str = USER) -> str:
         """A new key, which is nowhere but in the answer."""
-        key = PREFIX + secrets.token_urlsafe(32)
-        self.add(key, name, projects)
+        key = fresh_key()
+        self.add(key, name, projects, role)
         return key
 
     def who(self, authorization: str | None) -> Principal:
@@ -124,13 +134,22 @@ class Keys:
         self._seen = self._path.stat().st_mtime_ns
 
 
-def _principal(key: str, name: str, projects: tuple[str, ...]) -> Principal:
+def fresh_key() -> str:
+    """A key that nobody knows yet."""
+    return PREFIX + secrets.token_urlsafe(32)
+
+
+def _principal(key: str, name: str, projects: tuple[str, ...], role: str) -> Principal:
     if not _SHORTEST <= len(key) <= _LONGEST or not key.isascii() or not key.isprintable() or " " in key:
         raise ConfigError(f"a key has from {_SHORTEST} to {_LONGEST} printable ASCII characters without spaces", field="key")
+    if role not in (*ROLES, HEAD):
+        raise ConfigError(f"{role!a} is no role of a key; one is {' or '.join(ROLES)}", field="--role")
+    if role == NODE and projects:
+        raise ConfigError("a node's key belongs to no project; leave --project out", field="--project")
     for project in projects:
         if not re.fullmatch(NAME, project):
             raise ConfigError(f"{project!a} is no project's name: lower-case letters, digits and '-'", field="--project")
-    return Principal(name=name, digest=_digest(key), projects=projects)
+    return Principal(name=name, digest=_digest(key), projects=projects, role=role)
 
 
 def _digest(key: str) -> str:

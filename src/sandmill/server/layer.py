@@ -22,6 +22,7 @@ from sandmill.config.quantities import parse_bytes, parse_cpu, parse_duration
 from sandmill.errors import ConfigError, SandboxError, SandboxFileError
 from sandmill.reports.inert import inert
 from sandmill.sandboxes import PIPE, Egress, Sandbox, SandboxSpec
+from sandmill.server.node_sandbox import NodeSandbox
 from sandmill.server.refusals import Cause, Refusal
 from sandmill.server.specs import DEFAULT_IMAGE, WORKSPACE
 
@@ -113,6 +114,8 @@ async def save(sandbox: Sandbox, target: Path) -> int:
 
     The archive is made by the sandbox's own tar and is never unpacked outside a sandbox: its names are whatever ran there chose.
     """
+    if isinstance(sandbox, NodeSandbox):
+        return await sandbox.save(target)
     folder = kept_folder(sandbox.spec.workdir)
     if sandbox.frozen:
         await sandbox.thaw.aio()
@@ -207,4 +210,6 @@ def _to_disk(file: Any) -> None:
 
 def _keeper(sandbox: Sandbox) -> str:
     """Who may read and restore every file: the sandbox's root, where there is one."""
+    if isinstance(sandbox, NodeSandbox):
+        return "user" if sandbox.rootless else "root"
     return "user" if os.geteuid() else "root"

@@ -16,6 +16,7 @@ IDLE: Final = "IdleTimeout"
 LIFETIME: Final = "MaxLifetime"
 CAP: Final = "MaxCostReached"
 GONE: Final = "SandboxLost"
+LOST: Final = "NodeLost"
 _SHOWN_S: Final = 5.0
 """The cost of a running sandbox is shown in steps, so that two looks at an unchanged object are equal."""
 
@@ -34,6 +35,7 @@ class Live:
         self.began = self.used = time.monotonic()
         self.began_s = self.used_s = time.time()
         self.busy = 0
+        self._ended_s: float | None = None
         self.stopping: str | None = None
         """Why it is being stopped, once it is."""
         self.limit(value)
@@ -44,6 +46,14 @@ class Live:
         self._idle_s = parse_duration(lifecycle["idleTimeout"])
         born = seconds_of(value["metadata"]["creationTimestamp"])
         self.ends_s = born + parse_duration(lifecycle["maxLifetime"])
+
+    def since(self, began_s: float) -> None:
+        """It came up then (seconds since 1970), and was taken up again now."""
+        self.began, self.began_s = time.monotonic() - max(0.0, time.time() - began_s), began_s
+
+    def over(self, ended_s: float) -> None:
+        """It is known to have been up until then, and is not any more."""
+        self._ended_s = ended_s
 
     def touch(self) -> None:
         """It was used just now."""
@@ -70,7 +80,9 @@ class Live:
 
     @property
     def seconds(self) -> float:
-        """Since it came up."""
+        """Since it came up, until now or its end."""
+        if self._ended_s is not None:
+            return max(0.0, self._ended_s - self.began_s)
         return time.monotonic() - self.began
 
     @property

@@ -45,6 +45,11 @@ class Log:
             self._append(piece.stream, piece.data)
 
     @property
+    def lengths(self) -> dict[str, int]:
+        """Bytes of each stream so far."""
+        return dict(self._lengths)
+
+    @property
     def room(self) -> int:
         """Bytes that will still be kept."""
         return KEPT_BYTES - self.size_bytes
@@ -109,6 +114,13 @@ class Outputs:
     def begin(self, process: str) -> Log:
         """A log for a process that starts."""
         log = self._logs[process] = Log(process)
+        return log
+
+    async def resume(self, process: str) -> Log:
+        """The log of a process that has outlived the last server, to go on with."""
+        pieces = await self._store.read(pieces_of(process))
+        log = self._logs[process] = Log(process, pieces)
+        self._numbers[process] = max((piece.number for piece in pieces), default=-1) + 1
         return log
 
     def add(self, log: Log, stream: str, data: bytes) -> None:

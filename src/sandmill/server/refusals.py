@@ -5,6 +5,7 @@ One exception, `Refusal`, carries every such answer from wherever it is found to
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -41,6 +42,8 @@ CODES: Final[Mapping[str, int]] = {
     "SandboxStarting": 503,
     "Unavailable": 503,
 }
+EXHAUSTED: Final = (errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+"""What a machine, or a sandbox, answers that has nothing left of something."""
 LONGEST_SHOWN: Final = 200
 """Characters of a caller's own words that an answer repeats."""
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import uvicorn
 
-from sandmill.errors import ConfigError, SandboxError, StoreUnavailable
+from sandmill.errors import ConfigError, NodeRefused, SandboxError, StoreUnavailable
 from sandmill.sandboxes import loop
 from sandmill.sandboxes.backends.native.node import node
 from sandmill.server.answers import Answers
@@ -34,12 +34,16 @@ from sandmill.server.commands import Commands
 from sandmill.server.events import Events
 from sandmill.server.images import Images
 from sandmill.server.keys import Keys
+from sandmill.server.membership import Joining, Membership
+from sandmill.server.nodes import Nodes
 from sandmill.server.offerings import publish
 from sandmill.server.outputs import Outputs
+from sandmill.server.places import Places
 from sandmill.server.records import Records
 from sandmill.server.secrets import Secrets
 from sandmill.server.settings import Settings
 from sandmill.server.store import Loaded, Store
+from sandmill.server.surviving import Survivors
 from sandmill.server.tables import Note
 from sandmill.server.ticking import tick
 
@@ -51,25 +55,31 @@ _LARGEST_FRAME: Final = 1 << 20
 _log = logging.getLogger("sandmill.server")
 
 
-def serve(settings: Settings, keys: Keys, announce: Callable[[str], None]) -> None:
-    """Serves until SIGINT or SIGTERM. `announce` is called with the URL once requests are answered.
+def serve(settings: Settings, keys: Keys, announce: Callable[[str], None], joining: Joining | None = None) -> None:
+    """Serves until SIGINT or SIGTERM. `announce` is called with the URL once requests are answered. `joining`: as a node of another server.
 
     Raises ConfigError, StateBusy, StateIncompatible, StoreUnavailable, IsolationUnavailable.
     """
-    check_address(settings.host, keys)
+    if joining is None:
+        check_address(settings.host, keys)
     listening = _listen(settings)
     server = uvicorn.Server(_config(settings))
     asked: list[int] = []
+    leaving: list[Callable[[], None]] = []
+    """How a node takes its leave, once it is one."""
 
     def stop(number: int, _: Any) -> None:
         asked.append(number)
+        if len(asked) == 1 and leaving:
+            loop().call_soon_threadsafe(leaving[0])
+            return
         server.should_exit = True
-        if len(asked) > 1:
+        if len(asked) > 1 + len(leaving):
             server.force_exit = True
 
     previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        running = asyncio.run_coroutine_threadsafe(_run(settings, keys, listening, server, announce), loop())
+        running = asyncio.run_coroutine_threadsafe(_run(settings, keys, listening, server, announce, joining, leaving), loop())
         while True:
             with contextlib.suppress(TimeoutError):
                 running.result(0.5)
@@ -129,30 +139,47 @@ async def _unready(scope: Any, receive: Any, send: Any) -> None:
     raise RuntimeError("the server is not ready")
 
 
-async def _run(settings: Settings, keys: Keys, listening: socket.socket, server: uvicorn.Server, announce: Callable[[str], None]) -> None:
+async def _run(
+    settings: Settings,
+    keys: Keys,
+    listening: socket.socket,
+    server: uvicorn.Server,
+    announce: Callable[[str], None],
+    joining: Joining | None,
+    leaving: list[Callable[[], None]],
+) -> None:
     home = asyncio.get_running_loop()
-    await node()  # sweeps what a killed predecessor left, and says at once when this machine cannot isolate
-    store, loaded = Store.open(settings.folder, settings.database, home)
+    warden = await node()  # sweeps what a killed predecessor left, and says at once when this machine cannot isolate
+    store, loaded = Store.open(settings.folder, settings.database, home, empty=joining is not None)
     try:
+        alive_until_s = float(loaded.notes.get("alive", time.time()))
         records = Records(store, loaded)
         events = Events(records)
         secrets = Secrets(records, settings.folder)
         outputs = Outputs(store, home)
         catalog = Catalog(records, _owner(store, loaded))
-        boxes = Boxes(records, events, secrets, catalog, settings)
+        places = Places(settings)
+        nodes = Nodes(records, events, places, settings, alive_until_s)
+        boxes = Boxes(records, events, secrets, catalog, settings, places, nodes)
         branches = Branches(records, boxes, settings)
         blobs = Blobs(settings.folder)
         images = Images(records, events, catalog, branches, blobs, outputs, settings)
         commands = Commands(records, boxes, outputs, settings)
         answers = Answers(loaded.answers)
-        on = Context(settings, records, events, secrets, catalog, boxes, branches, images, blobs, commands, outputs, answers, keys)
-        commands.recover()
+        on = Context(settings, records, events, secrets, catalog, boxes, branches, images, blobs, commands, outputs, answers, keys, nodes)
+        expected = nodes.expect()
+        await Survivors(records, boxes, commands, outputs, secrets).recover(expected)
         images.recover()
         await catalog.recover()
-        await boxes.recover(float(loaded.notes.get("alive", time.time())))
+        await boxes.recover(alive_until_s, expected)
         publish(records, settings.prices)
         server.config.app = application(on)
-        parts = (tick(boxes, records), _beat(store), _announce(server, settings, listening, announce))
+        parts = [tick(boxes, records), nodes.tick(), _beat(store)]
+        if joining is None:
+            parts.append(_announce(server, settings, listening, announce))
+        else:
+            member = Membership(joining, keys, records, boxes, settings.folder, _url(settings, listening), rootless=warden.rootless)
+            parts += [member.guard(), _belong(member, server, announce, _url(settings, listening), leaving)]
         tasks = [home.create_task(part) for part in parts]
         broken: list[BaseException] = []
         for task in tasks:
@@ -185,7 +212,8 @@ def _owner(store: Store, loaded: Loaded) -> str:
 def _watch(task: asyncio.Task[None], server: uvicorn.Server, broken: list[BaseException]) -> None:
     """A part of the server that dies ends the server: without its ticker, say, no sandbox would ever be idle again."""
     if not task.cancelled() and (error := task.exception()) is not None:
-        _log.error("a part of the server has died; the server ends", exc_info=error)
+        if not isinstance(error, NodeRefused | ConfigError):
+            _log.error("a part of the server has died; the server ends", exc_info=error)
         broken.append(error)
         server.should_exit = True
 
@@ -200,11 +228,31 @@ async def _beat(store: Store) -> None:
 
 
 async def _announce(server: uvicorn.Server, settings: Settings, listening: socket.socket, announce: Callable[[str], None]) -> None:
+    await _started(server)
+    announce(_url(settings, listening))
+
+
+async def _belong(
+    member: Membership, server: uvicorn.Server, announce: Callable[[str], None], url: str, leaving: list[Callable[[], None]]
+) -> None:
+    """A node's life: it joins, beats, and at the end takes its leave."""
+    await _started(server)
+    await member.join()
+    leaving.append(member.leave)
+    announce(url)
+    await member.run()
+    server.should_exit = True
+
+
+async def _started(server: uvicorn.Server) -> None:
     while not server.started:
         await asyncio.sleep(0.005)
+
+
+def _url(settings: Settings, listening: socket.socket) -> str:
     host, port = listening.getsockname()[:2]
     scheme = "http" if settings.certificate is None else "https"
-    announce(f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}")
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 __all__ = ["LARGEST_FILE", "check_address", "serve"]

@@ -27,3 +27,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Objects of one kind that one project may have."""
     max_processes: int = 200
     """Commands of one sandbox that may run at once; as many ended ones are kept."""
+    local_sandboxes: int = 10_000
+    """Sandboxes that this machine may hold; 0: none, all go to nodes."""
+    max_waiting: int = 10_000
+    """Sandboxes that may wait for a place."""
+    longest_wait_s: float = 30.0
+    """How long one may wait for a place."""
+    node_lease_s: float = 20.0
+    """A node that cannot reach this server for so long ends its sandboxes; a little later they are taken for lost."""

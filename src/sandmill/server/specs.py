@@ -245,6 +245,16 @@ SECRET = Record(
         ),
     },
 )
+NODE = Record(
+    about="A machine that sandboxes of this server run on.",
+    defaults={"state": "Ready", "drainTimeout": "10m"},
+    fields={
+        "state": Choice(
+            words=("Ready", "Draining"), about="Draining takes no more sandboxes and lets go of those it has.", default="Ready"
+        ),
+        "drainTimeout": duration("How long sandboxes that cannot be saved may go on.", least="0s", most="720h", default="10m"),
+    },
+)
 OPEN = Record(about="Written by the server.", fields={})
 
 _OWNER = Record(

@@ -66,11 +66,13 @@ class Store:
         self._thread = threading.Thread(target=self._work, name="sandmill-store", daemon=True)
 
     @classmethod
-    def open(cls, folder: Path, url: str | None, loop: asyncio.AbstractEventLoop) -> tuple[Store, Loaded]:
-        """Raises StateBusy, StateIncompatible, StoreUnavailable, ConfigError for a URL of another kind."""
+    def open(cls, folder: Path, url: str | None, loop: asyncio.AbstractEventLoop, *, empty: bool = False) -> tuple[Store, Loaded]:
+        """Raises StateBusy, StateIncompatible, StoreUnavailable, ConfigError for a URL of another kind. `empty`: forgets what was there."""
         lock = _lock_folder(folder)
         try:
-            engine = _engine(folder, url)
+            for old in folder.glob("server.db*") if empty else ():
+                old.unlink()
+            engine = _engine(folder, url, careless=empty)
             store = cls(engine, lock, loop)
             loaded = store._start()
         except sql.exc.SQLAlchemyError as error:
@@ -269,10 +271,11 @@ def _lock_folder(folder: Path) -> int:
     return lock
 
 
-def _engine(folder: Path, url: str | None) -> sql.Engine:
+def _engine(folder: Path, url: str | None, *, careless: bool = False) -> sql.Engine:
+    """`careless`: nobody will read it after a crash, so the disk is not waited for."""
     if url is None:
         engine = sql.create_engine(f"sqlite:///{folder / 'server.db'}", connect_args={"check_same_thread": False, "timeout": 10})
-        sql.event.listen(engine, "connect", _tune)
+        sql.event.listen(engine, "connect", lambda connection, _: _tune(connection, "OFF" if careless else "NORMAL"))
         return engine
     scheme = url.split(":", 1)[0]
     if scheme not in ("postgresql", "postgres", "postgresql+psycopg"):
@@ -286,10 +289,11 @@ def _engine(folder: Path, url: str | None) -> sql.Engine:
         raise ConfigError("the database's URL cannot be understood; write postgresql://USER@HOST/NAME", field="--database") from error
 
 
-def _tune(connection: Any, _: Any) -> None:
+def _tune(connection: Any, synchronous: str) -> None:
     cursor = connection.cursor()
     cursor.execute("PRAGMA journal_mode=WAL")
-    cursor.execute("PRAGMA synchronous=NORMAL")  # a commit waits for no disk: some milliseconds less for every command; see `sync`
+    # Without a wait for the disk a commit is some milliseconds faster for every command; see `sync`.
+    cursor.execute(f"PRAGMA synchronous={synchronous}")
     cursor.close()
 
 

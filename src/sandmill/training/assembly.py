@@ -128,6 +128,7 @@ async def _arena(spec: Spec, environment: Environment, engine: TorchEngine, dial
         cpu=spec.sandbox.cpu,
         memory_bytes=parse_bytes(spec.sandbox.memory, field="spec.sandbox.memory"),
         disk_bytes=parse_bytes(spec.sandbox.disk, field="spec.sandbox.disk"),
+        backend=spec.sandbox.backend or environment.sandbox.backend,
         network=environment.sandbox.network if spec.sandbox.network is None else Egress.of(spec.sandbox.network.egress),
     )
     limits = Limits(

@@ -271,6 +271,7 @@ class _Build:
             disk=limits.disk,
             network=limits.network,
             image=before.digest,
+            backend="native",
             timeout=limits.timeout_s + 600,
             idle_timeout=limits.timeout_s + 600,
         )

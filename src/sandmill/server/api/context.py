@@ -21,10 +21,11 @@ from sandmill.server.catalog import Catalog
 from sandmill.server.commands import Commands
 from sandmill.server.events import Events
 from sandmill.server.images import Images
-from sandmill.server.keys import Keys, Principal
+from sandmill.server.keys import HEAD, USER, Keys, Principal
+from sandmill.server.nodes import Nodes
 from sandmill.server.outputs import Outputs
 from sandmill.server.records import Records, Value
-from sandmill.server.refusals import Cause, Refusal
+from sandmill.server.refusals import EXHAUSTED, Cause, Refusal
 from sandmill.server.schema import nearest, shown
 from sandmill.server.secrets import Secrets
 from sandmill.server.settings import Settings
@@ -62,6 +63,7 @@ class Context(NamedTuple):
     outputs: Outputs
     answers: Answers
     keys: Keys
+    nodes: Nodes
 
 
 class Asked(NamedTuple):
@@ -85,6 +87,8 @@ class Asked(NamedTuple):
         """Events and usage belong to projects, though their paths do not: a key sees those of its own."""
         if not self.who.projects:
             return True
+        if "Node" in (value["kind"], value.get("involvedObject", {}).get("kind")):
+            return False
         owner = value["metadata"].get("namespace") or value.get("project") or None
         return owner is None or owner in self.who.projects
 
@@ -152,15 +156,22 @@ def refused(refusal: Refusal) -> Response:
 Handler = Callable[[Asked], Awaitable[Response]]
 
 
-def endpoint(on: Context, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
-    """A handler behind the door: the key is checked, the project too, and everything that goes wrong becomes a Status."""
+def endpoint(
+    on: Context, handler: Handler, *, roles: tuple[str, ...] = (USER, HEAD), writes: bool = True
+) -> Callable[[Request], Awaitable[Response]]:
+    """A handler behind the door: the key is checked, the project too, and everything that goes wrong becomes a Status.
+
+    `roles`: whose keys are let in. `writes`: whether a method other than GET needs a database that takes writes.
+    """
 
     async def serve(request: Request) -> Response:
         try:
             who = on.keys.who(request.headers.get("authorization"))
+            if who.role not in roles:
+                raise Refusal("Forbidden", f"this key is for another purpose; a {roles[0]}'s key is needed here")
             if "project" in request.path_params:
                 who.check(request.path_params["project"])
-            if request.method not in ("GET", "HEAD") and on.records.store.trouble is not None:
+            if writes and request.method not in ("GET", "HEAD") and on.records.store.trouble is not None:
                 raise Refusal("Unavailable", on.records.store.trouble, retry_after_s=5)
             return await handler(Asked(on, request, who))
         except Refusal as refusal:
@@ -185,6 +196,8 @@ def of_error(error: Exception) -> Refusal:
         return Refusal("Conflict", str(error))
     if isinstance(error, SandboxError):
         return Refusal("CapacityUnavailable", str(error), retry_after_s=5)
+    if isinstance(error, OSError) and error.errno in EXHAUSTED:
+        return Refusal("CapacityUnavailable", f"the server's machine is exhausted: {os.strerror(error.errno)}", retry_after_s=5)
     _log.error("a request failed", exc_info=error)
     return Refusal("InternalError", "the server made a mistake; its log says where")
 

@@ -53,6 +53,8 @@ def find(asked: Asked, kind: Kind) -> Value:
 
 def shown_value(asked: Asked, kind: Kind, value: Value) -> Value:
     """The object as it is answered."""
+    if kind.kind == "Node":
+        return asked.on.nodes.shown(value)
     return asked.on.boxes.shown(value) if kind.kind == "Sandbox" else value
 
 
@@ -128,6 +130,7 @@ async def create(asked: Asked, kind: Kind) -> Response:
         _check_quota(asked, kind)
         if kind.kind == "Sandbox" and value["spec"]["state"] == "Running":
             asked.on.boxes.check_quota(asked.project, name)
+            asked.on.boxes.places.check_room(value["spec"])
         tag = _etag(asked, value)
         if (expected := asked.request.headers.get("if-match")) is not None and expected != tag:
             raise Refusal("PreconditionFailed", "the estimate that If-Match names is no longer current; ask for another with dryRun=All")

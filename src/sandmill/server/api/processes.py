@@ -19,7 +19,7 @@ from sandmill.errors import ConfigError
 from sandmill.server.admission import checked
 from sandmill.server.api.context import Asked, answer, decode
 from sandmill.server.api.objects import find, read
-from sandmill.server.commands import SIGNALS, check_env
+from sandmill.server.commands import ENDED, SIGNALS, check_env
 from sandmill.server.kinds import BY_KIND
 from sandmill.server.outputs import STREAMS, Frame, Log
 from sandmill.server.records import Value
@@ -111,6 +111,8 @@ async def stdin(asked: Asked) -> Response:
     if not value["spec"].get("stdin") and not value["spec"].get("tty"):
         raise Refusal("Conflict", f"process {asked.name!r} was started without stdin", kind="processes", name=asked.name)
     running = asked.on.commands.get(value)
+    if running is None and value["status"]["phase"] not in ENDED:
+        raise Refusal("StdinBackpressure", "its node has not reported since this server was restarted", retry_after_s=1)
     if running is None or running.process is None:
         raise Refusal("Conflict", f"process {asked.name!r} has ended and reads no more input", kind="processes", name=asked.name)
     number = given.get("seq", running.last_input + 1)

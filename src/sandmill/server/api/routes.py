@@ -11,8 +11,9 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
-from sandmill.server.api import attaching, branching, describing, discovery, files, objects, processes, uploading
+from sandmill.server.api import attaching, branching, describing, discovery, files, kept, nodes, objects, processes, uploading
 from sandmill.server.api.context import Context, Handler, endpoint, refused
+from sandmill.server.keys import HEAD, NODE
 from sandmill.server.kinds import GROUP, KINDS, VERSION, Kind
 from sandmill.server.refusals import Refusal
 
@@ -46,6 +47,9 @@ def application(on: Context) -> Starlette:
         _methods(on, f"{_BLOBS}/uploads", {"POST": uploading.announce}),
         Route(f"{_BLOBS}/blobs/{{digest}}", _take(on), methods=["PUT"]),
         _methods(on, f"{_BLOBS}/blobs/{{digest}}", {"GET": uploading.give}),
+        Route(f"{box}/kept", endpoint(on, kept.get, roles=(HEAD,)), methods=["GET"]),
+        Route(f"{box}/kept", endpoint(on, kept.put, roles=(HEAD,)), methods=["PUT"]),
+        Route(f"{_ROOT}/nodes/{{name}}/beats", endpoint(on, nodes.beat, roles=(NODE,), writes=False), methods=["POST"]),
     ]
     return Starlette(routes=routes, exception_handlers={HTTPException: _missing})
 
@@ -79,6 +83,9 @@ def _of_kind(on: Context, kind: Kind) -> list[Route]:
         on_one["GET"] = processes.get
     elif kind.kind == "Image":
         on_one["GET"] = branching.image
+    if kind.kind == "Node":
+        on_one |= {"PATCH": nodes.patch, "DELETE": nodes.delete}
+        on_many, on_one = ({method: nodes.unbound(handler) for method, handler in part.items()} for part in (on_many, on_one))
     routes = [_methods(on, base, on_many), _methods(on, f"{base}/{{name}}", on_one)]
     if kind.namespaced:
         routes.append(_methods(on, f"{_ROOT}/{kind.plural}", {"GET": objects.on(kind, objects.listing)}))

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 from collections.abc import Callable
 from typing import Protocol
 
 from sandmill.errors import SandboxGone
 from sandmill.sandboxes.backends.native import wire
-from sandmill.sandboxes.backends.native.channel import Channel
 
 
 class Listener(Protocol):
@@ -26,6 +24,22 @@ class Listener(Protocol):
     def gone(self, error: SandboxGone) -> None:
         """The sandbox has ended; nothing more will come."""
         ...
+
+
+class Link(Protocol):
+    """The way to an agent. What comes back goes to the callbacks that it was made with."""
+
+    def send(self, message: wire.Message, *, close: tuple[int, ...] = ()) -> None:
+        """Sends or queues. `close` are descriptors in the message that are ours no longer; its memfd never is."""
+        ...
+
+    def close(self) -> None:
+        """Ends the conversation without a word. Idempotent."""
+        ...
+
+
+Connect = Callable[[Callable[[bytes, int], None], Callable[[], None]], Link]
+"""Makes a link from `on_message(data, fd)`, which owns the descriptor (-1: none), and `on_end()`."""
 
 
 class _One:
@@ -59,7 +73,7 @@ class Agent:
     to be killed and `hurry(False)` when it is dead: under a cpu quota the tree would delay its own end.
     """
 
-    def __init__(self, end: socket.socket, on_end: Callable[[str], None], hurry: Callable[[bool], None]) -> None:
+    def __init__(self, connect: Connect, on_end: Callable[[str], None], hurry: Callable[[bool], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._listeners: dict[int, Listener] = {}
         self._last = 0
@@ -67,7 +81,7 @@ class Agent:
         self._hurry = hurry
         self._killing: set[int] = set()
         self._closed: SandboxGone | None = None
-        self._channel = Channel(self._loop, end, self._message, lambda: on_end(""))
+        self._link = connect(self._message, lambda: on_end(""))
 
     def expect_ready(self) -> asyncio.Future[tuple[wire.AgentReply, int]]:
         """The agent's first word, which answers no request (id 0)."""
@@ -81,9 +95,13 @@ class Agent:
         self._listeners[self._last] = listener
         return self._last
 
+    def forget(self, id: int) -> None:
+        """Nothing was sent under this id after all."""
+        self._listeners.pop(id, None)
+
     def send(self, message: wire.Message, *, close: tuple[int, ...] = ()) -> None:
         """Sends a message made with an id of `listen`."""
-        self._channel.send(message, close=close)
+        self._link.send(message, close=close)
 
     def kill_tree(self, id: int) -> None:
         """Has a command and everything it started killed; its end is reported as any other. Idempotent."""
@@ -92,7 +110,7 @@ class Agent:
         if not self._killing:
             self._hurry(True)
         self._killing.add(id)
-        self._channel.send(wire.agent_request(wire.KILL_TREE, id))
+        self._link.send(wire.agent_request(wire.KILL_TREE, id))
 
     async def ask(
         self, op: int, payload: bytes = b"", *, flags: int = 0, who: int = 0, first: int = 0, second: int = 0
@@ -102,7 +120,7 @@ class Agent:
             raise SandboxGone(self._closed.sandbox, self._closed.reason)
         future: asyncio.Future[tuple[wire.AgentReply, int]] = self._loop.create_future()
         id = self.listen(_One(op, future))
-        self._channel.send(wire.agent_request(op, id, payload, flags=flags, who=who, first=first, second=second))
+        self._link.send(wire.agent_request(op, id, payload, flags=flags, who=who, first=first, second=second))
         return await future
 
     @property
@@ -112,7 +130,7 @@ class Agent:
 
     def close(self, error: SandboxGone) -> None:
         """Ends the conversation from this side and tells everyone who waits. Idempotent."""
-        self._channel.close()
+        self._link.close()
         self._closed = error
         listeners, self._listeners = self._listeners, {}
         for listener in listeners.values():
@@ -140,5 +158,5 @@ class Agent:
         except wire.MalformedError as error:
             if fd >= 0:
                 os.close(fd)
-            self._channel.close()
+            self._link.close()
             self._on_end(f"its agent broke the protocol: {error}")

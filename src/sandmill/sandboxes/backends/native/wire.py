@@ -28,10 +28,11 @@ EGRESS_ALLOW: Final = 256
 EGRESS_OPEN: Final = 512
 CREATE_IMAGE: Final = 1024
 CREATE_ON_HOST: Final = 2048
+EXEC_INPUT: Final = 4096
 
 SETUP, CREATE, DESTROY, HURRY = 1, 2, 3, 4
 READY, EXEC, SIGNAL, KILL_TREE, KILL_ALL, PING, OPEN, WRITE, REMOVE, MKDIR, OUTPUT, EXIT, STARTED = range(1, 14)
-WRITTEN, FREEZE, THAW = 14, 15, 16
+WRITTEN, FREEZE, THAW, PART, INPUT = 14, 15, 16, 17, 18
 
 OUTPUT_TRUNCATED: Final = 1
 OUTPUT_FLOODED: Final = 2
@@ -43,6 +44,7 @@ _AGENT_REQUEST: Final = struct.Struct("=8IQ")
 _AGENT_REPLY: Final = struct.Struct("=2IiI2I4Q")
 _BATCH_ENTRY: Final = struct.Struct("=3I")
 REPLY_BYTES: Final = _AGENT_REPLY.size
+REQUEST_BYTES: Final = _AGENT_REQUEST.size
 
 
 def identity(uid: int, gid: int) -> int:
@@ -142,7 +144,7 @@ def parse_reply(data: bytes) -> AgentReply:
     if len(data) < REPLY_BYTES:
         raise MalformedError(f"a reply of {len(data)} bytes")
     reply = AgentReply._make((*_AGENT_REPLY.unpack_from(data), data[REPLY_BYTES:]))
-    if not READY <= reply.op <= THAW:
+    if not READY <= reply.op <= INPUT:
         raise MalformedError(f"a reply of unknown kind {reply.op}")
     if reply.op in (OUTPUT, EXIT) and reply.out_bytes + reply.err_bytes != len(reply.data):
         raise MalformedError("a reply whose lengths disagree")

@@ -22,7 +22,7 @@ _RETRY_FOR_S: Final = 20.0
 WAIT_FOR_ROOM_S: Final = 120.0
 _PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 5.0
-_ROOM: Final = ("QuotaExceeded", "SandboxStarting", "Unavailable")
+_ROOM: Final = ("QuotaExceeded", "SandboxStarting", "Unavailable", "CapacityUnavailable")
 
 
 class AnswerError(Exception):
@@ -32,6 +32,7 @@ class AnswerError(Exception):
         self.status = status
         self.reason = str(body.get("reason", f"HTTP {status}"))
         self.message = str(body.get("message", self.reason))
+        self.fix = str(body.get("fix", ""))
         details = body.get("details")
         causes = details.get("causes", ()) if isinstance(details, dict) else ()
         self.causes: tuple[Mapping[str, str], ...] = tuple(causes)
@@ -69,6 +70,11 @@ class Client:
         self.url = url
         self.project = project
         self._http = Http(url, {"Authorization": f"Bearer {key}"})
+        self._ending: set[asyncio.Task[Answer]] = set()
+
+    def close(self, why: str) -> None:
+        """Every request, also those under way, fails from now on for this reason. Idempotent."""
+        self._http.close(why)
 
     async def ask(
         self,
@@ -96,6 +102,8 @@ class Client:
             try:
                 answer = await self._http.request(method, f"{GROUP}/namespaces/{self.project}/{path}", query or {}, sent, body)
             except OSError as error:
+                if self._http.closed is not None:
+                    raise ConnectionError(self._http.closed) from error
                 if isinstance(error, BrokenError) and error.stale:
                     continue
                 if loop.time() - began > _RETRY_FOR_S:
@@ -112,7 +120,24 @@ class Client:
 
     async def create(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """A new sandbox's object; waits while the server has no room."""
-        return object_of(await self.ask("POST", "sandboxes", json=body, room_s=WAIT_FOR_ROOM_S))
+        making = asyncio.get_running_loop().create_task(self.ask("POST", "sandboxes", json=body, room_s=WAIT_FOR_ROOM_S))
+        try:
+            return object_of(await asyncio.shield(making))
+        except asyncio.CancelledError:
+            making.add_done_callback(self._unwanted)  # the request is on its way: what it makes must not stay
+            raise
+
+    def _unwanted(self, made: asyncio.Task[Answer]) -> None:
+        if not made.cancelled() and made.exception() is None:
+            name = object_of(made.result())["metadata"]["name"]
+            end = asyncio.get_running_loop().create_task(self.ask("DELETE", f"sandboxes/{name}"))
+            self._ending.add(end)
+            end.add_done_callback(self._ended)
+
+    def _ended(self, end: asyncio.Task[Answer]) -> None:
+        self._ending.discard(end)
+        if not end.cancelled():
+            end.exception()  # nobody waits for it; what stays is the server's to end
 
 
 def object_of(answer: Answer) -> dict[str, Any]:

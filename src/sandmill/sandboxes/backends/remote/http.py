@@ -55,12 +55,25 @@ class Http:
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._head = {"Host": parts.netloc.rpartition("@")[2], **headers}
         self._kept: list[Connection] = []
+        self._busy: set[asyncio.StreamWriter] = set()
+        self.closed: str | None = None
+        """Why nothing is asked any more, once that is so."""
+
+    def close(self, why: str) -> None:
+        """Ends every connection, also under requests that wait for an answer, and makes no new ones. Idempotent."""
+        self.closed = self.closed or why
+        for writer in (*self._busy, *(writer for _, writer in self._kept)):
+            writer.transport.abort()
+        self._kept.clear()
 
     async def request(self, method: str, path: str, query: Mapping[str, str], headers: Mapping[str, str], body: bytes) -> Answer:
         """One request. Raises BrokenError, ConnectionError, TimeoutError."""
+        if self.closed is not None:
+            raise ConnectionError(self.closed)
         stale = bool(self._kept)
         connection = self._kept.pop() if stale else await self._connect()
         reader, writer = connection
+        self._busy.add(writer)
         target = f"{path}?{urlencode(query)}" if query else path
         lines = [f"{name}: {value}" for name, value in {**self._head, **headers, "Content-Length": str(len(body))}.items()]
         try:
@@ -76,7 +89,9 @@ class Http:
         except BaseException:
             writer.close()  # cancelled: what comes on this connection now is nobody's
             raise
-        if answer.headers.get("connection", "").lower() == "close" or len(self._kept) >= _KEPT:
+        finally:
+            self._busy.discard(writer)
+        if answer.headers.get("connection", "").lower() == "close" or len(self._kept) >= _KEPT or self.closed:
             writer.close()
         else:
             self._kept.append(connection)

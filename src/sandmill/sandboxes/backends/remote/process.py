@@ -8,6 +8,7 @@ import binascii
 import contextlib
 import json
 import signal as signals
+from collections.abc import Mapping
 from typing import Any, Final
 
 from sandmill.errors import ExecFailed, SandboxError, SandboxGone
@@ -35,12 +36,12 @@ class RemoteOutput(Output):
 class RemoteInput(Input):
     """Standard input that goes over the wire, piece by numbered piece."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, client: Client, name: str, *, open: bool) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, client: Client, name: str, *, open: bool, sent: int = 0) -> None:
         super().__init__(loop, -1)
         self._client = client
         self._name = name
         self._open = open
-        self._number = 0
+        self._number = sent
         self._closing: asyncio.Task[None] | None = None
 
     @dual
@@ -88,13 +89,26 @@ class RemoteInput(Input):
 
 
 class RemoteProcess(Process):
-    """A command that runs on a server."""
+    """A command that runs on a server. `skip`: bytes of each stream and `sent`: pieces of input that an earlier client of it has had."""
 
-    def __init__(self, client: Client, box: str, value: dict[str, Any], *, text: bool, max_output: int, stdin: bool, tty: bool) -> None:
+    def __init__(
+        self,
+        client: Client,
+        box: str,
+        value: dict[str, Any],
+        *,
+        text: bool,
+        max_output: int,
+        stdin: bool,
+        tty: bool,
+        skip: Mapping[str, int] | None = None,
+        sent: int = 0,
+    ) -> None:
         loop = asyncio.get_running_loop()
         self._client = client
         self._box = box
         self._name: str = value["metadata"]["name"]
+        self._skip = dict(skip or {})
         self._loop = loop
         self._flood = asyncio.Event()
         self._exited = loop.create_future()
@@ -105,8 +119,13 @@ class RemoteProcess(Process):
         self.timed_out = False
         self.stdout = RemoteOutput(loop, max_output, text, self._flood, open=True)
         self.stderr = RemoteOutput(loop, max_output, text, self._flood, open=not tty)
-        self.stdin = RemoteInput(loop, client, self._name, open=stdin or tty)
+        self.stdin = RemoteInput(loop, client, self._name, open=stdin or tty, sent=sent)
         self._reader = loop.create_task(self._read())
+
+    @property
+    def name(self) -> str:
+        """Of its object on the server."""
+        return self._name
 
     @dual
     async def send_signal(self, number: int) -> None:
@@ -142,12 +161,18 @@ class RemoteProcess(Process):
                     if "data" in frame:
                         data = base64.b64decode(frame["data"])
                         after = int(frame["offset"]) + len(data)
-                        (self.stderr if frame["stream"] == "stderr" else self.stdout).take(data)
+                        (self.stderr if frame["stream"] == "stderr" else self.stdout).take(self._unseen(str(frame["stream"]), data))
             self._end(status)
         except AnswerError as error:
             self._fail(error.of_sandbox(self._box))
         except (ConnectionError, ValueError, KeyError, TypeError, binascii.Error) as error:
             self._fail(SandboxGone(self._box, f"its server broke off: {error}"))
+
+    def _unseen(self, stream: str, data: bytes) -> bytes:
+        known = min(len(data), self._skip.get(stream, 0))
+        if known:
+            self._skip[stream] -= known
+        return data[known:]
 
     def _end(self, status: dict[str, Any]) -> None:
         used = status.get("usage")

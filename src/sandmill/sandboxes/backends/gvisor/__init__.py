@@ -1,0 +1,1 @@
+"""gVisor on this machine: `runsc`, where it is installed."""
