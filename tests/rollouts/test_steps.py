@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 
 import playground as pg
@@ -28,6 +29,7 @@ class Steps:
         self.said = 0
         self.fail_at = fail_at
         self.agent_s: float | None = None
+        self.checking_s = 0.0
 
     def files(self, task: Task) -> Mapping[str, bytes]:
         return {}
@@ -47,6 +49,7 @@ class Steps:
     async def next_message(self, task: Task, submission: Submission, sandbox: Sandbox) -> str | None:
         if self.fail_at == "between":
             raise GraderFailed("the first step's verifier wrote nothing")
+        await asyncio.sleep(self.checking_s)
         self.said += 1
         return "hello" if self.said == 1 else None
 
@@ -88,6 +91,12 @@ def test_the_tasks_own_limit_holds_where_it_is_shorter() -> None:
     environment.agent_s = 0.5
     verdict = played(environment, ["$ sleep 5"]).verdict
     assert verdict == AgentLimited(limit=Limit.TIME, reward=0.0, passed=False)
+
+
+def test_what_checking_a_step_takes_is_not_the_agents_time() -> None:
+    environment = Steps()
+    environment.agent_s, environment.checking_s = 4.0, 2.5
+    assert played(environment, TURNS).verdict == Graded(reward=1.0, passed=True)
 
 
 def test_a_grader_that_fails_between_steps_is_a_failure_at_its_boundary() -> None:

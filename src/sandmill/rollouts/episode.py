@@ -119,11 +119,12 @@ class _Attempt:
         self.offer = offer_of(arena.environment)
         self.interaction: Interaction | None = None
         self.record = b""
+        self.clock = asyncio.timeout(None)
 
     async def play(self, session: Session) -> None:
         """The agent's turns, under the episode's wall-clock limit."""
         try:
-            async with asyncio.timeout(self._patience_s()):
+            async with asyncio.timeout(self._patience_s()) as self.clock:
                 await self._turns(session)
         except TimeoutError:
             self.limit = Limit.TIME
@@ -133,6 +134,17 @@ class _Attempt:
         limit_s, environment = self.arena.limits.episode_timeout_s, self.arena.environment
         own_s = environment.agent_timeout_s(self.task) if isinstance(environment, LimitsAgents) else None
         return limit_s if own_s is None else min(limit_s, own_s)
+
+    @contextlib.contextmanager
+    def _own_time(self) -> Iterator[None]:
+        """What happens here does not count as the agent's time. It has a deadline of its own."""
+        loop, left_s = asyncio.get_running_loop(), self.clock.when()
+        began = loop.time()
+        self.clock.reschedule(None)
+        try:
+            yield
+        finally:
+            self.clock.reschedule(None if left_s is None else left_s + loop.time() - began)
 
     async def _turns(self, session: Session) -> None:
         dialogue = self.arena.dialogue
@@ -212,7 +224,7 @@ class _Attempt:
             return None
         sandbox = await self._ready_sandbox()
         submission = Submission(answer=self.answer, commands=tuple(self.commands), messages=tuple(self.messages))
-        with self.timeline.span(Stage.GRADING), _boundary(Boundary.GRADER):
+        with self.timeline.span(Stage.GRADING), _boundary(Boundary.GRADER), self._own_time():
             message = await environment.next_message(self.task, submission, sandbox)
         if message is None:
             return None

@@ -5,12 +5,13 @@ import shutil
 
 import harbor_folders as folders
 import pytest
-from harbor_attempts import harbor
+from harbor_attempts import harbor, on_loop
 
 from sandmill.environments import registry
 from sandmill.environments.formats.harbor.dockerfile import adapted
 from sandmill.environments.splits import check_splits
 from sandmill.errors import ConfigError
+from sandmill.sandboxes import Egress
 
 
 def test_both_layouts_are_found_in_one_folder(tmp_path):
@@ -157,6 +158,31 @@ def test_options_are_checked(tmp_path, options, said):
     with pytest.raises(ConfigError) as caught:
         harbor(tmp_path, **options)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("toml", "options", "network"),
+    [
+        ("", {}, Egress.deny()),
+        ('[environment]\nnetwork_mode = "public"\n', {}, Egress.deny()),
+        ('[environment]\nnetwork_mode = "public"\n', {"network": "as-task"}, Egress.open()),
+        ('[environment]\nnetwork_mode = "no-network"\n', {"network": "as-task"}, Egress.deny()),
+        ("[environment]\nallow_internet = false\n", {"network": "as-task"}, Egress.deny()),
+        ('[agent]\nnetwork_mode = "allowlist"\nallowed_hosts = ["pypi.org"]\n', {"network": "as-task"}, Egress.allow("pypi.org")),
+    ],
+)
+def test_the_network_is_the_tasks_where_the_options_say_so(tmp_path, toml, options, network):
+    environment = harbor(folders.greeting(tmp_path, toml=toml or "[task]\n"), **options)
+    assert on_loop(environment.sandbox_for(environment.tasks[0])).network == network
+
+
+def test_resources_are_those_of_the_task(tmp_path):
+    place = folders.greeting(
+        tmp_path, toml="[environment]\ncpus = 2\nmemory_mb = 300\nstorage_mb = 100\nenv = {A = 'b'}\nworkdir = '/srv'\n"
+    )
+    environment = harbor(place)
+    spec = on_loop(environment.sandbox_for(environment.tasks[0]))
+    assert (spec.cpu, spec.memory_bytes, spec.disk_bytes, spec.workdir, spec.env) == (2.0, 300 << 20, 100 << 20, "/srv", {"A": "b"})
 
 
 def test_a_place_without_tasks_is_named(tmp_path):

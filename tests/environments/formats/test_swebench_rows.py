@@ -27,6 +27,17 @@ def test_rows_of_older_releases_lack_the_evaluation(tmp_path):
     assert image_name(found, "own/{instance_id}:2") == "own/own__adding-1:2"
 
 
+def test_rows_may_be_parquet(tmp_path):
+    import pyarrow
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.Table.from_pylist([row(), row(instance_id="other", image=None)]), tmp_path / "rows.parquet")
+    assert [(one.instance_id, one.image) for one in read_rows(tmp_path / "rows.parquet")] == [
+        ("own__adding-1", "tests/adding"),
+        ("other", ""),
+    ]
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -63,7 +74,7 @@ def test_a_column_with_another_name_is_pointed_at(tmp_path):
         ("rows.jsonl", "", "it has no row"),
         ("rows.jsonl", "3\n", "row 0 is no object"),
         ("rows.csv", "a,b\n", "rows are read from .jsonl, .json, .parquet"),
-        ("rows.parquet", "x", "parquet"),
+        ("rows.parquet", "x", "it is no parquet"),
     ],
 )
 def test_a_file_that_holds_no_rows_is_named(tmp_path, name, text, said):

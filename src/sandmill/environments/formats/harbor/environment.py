@@ -155,8 +155,7 @@ class HarborEnvironment:
         progress, stages = self._of(sandbox), self._folders[task.id].stages
         if progress.over or len(stages) == 1:
             return None
-        async with self.grading_turn():
-            rewards = await self._verified(task, sandbox, progress.step)
+        rewards = await self._verified_in_time(task, sandbox, progress.step)
         progress.done.append(rewards)
         progress.over = progress.step + 1 == len(stages) or not _enough(rewards, stages[progress.step].min_reward)
         if progress.over:
@@ -164,6 +163,15 @@ class HarborEnvironment:
         progress.step += 1
         await self._begin(task, sandbox, stages[progress.step])
         return stages[progress.step].instruction
+
+    async def _verified_in_time(self, task: Task, sandbox: Sandbox, step: int) -> dict[str, float]:
+        limit_s = self._folders[task.id].stages[step].verifier.timeout_sec + _OVERHEAD_S
+        async with self.grading_turn():
+            try:
+                async with asyncio.timeout(limit_s):
+                    return await self._verified(task, sandbox, step)
+            except TimeoutError as error:
+                raise GraderFailed(f"the verifier of step {step + 1} did not end within {limit_s:g} s") from error
 
     async def grade_sandbox(self, task: Task, submission: Submission, sandbox: Sandbox | None) -> Verdict:
         """What the verifiers of all steps wrote, as one number and by name."""

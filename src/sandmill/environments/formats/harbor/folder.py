@@ -61,6 +61,8 @@ class Folder(msgspec.Struct, frozen=True, kw_only=True):
     agent_user: str
     agent_timeout_s: float | None
     """For all steps together, where every step has a limit."""
+    agent_network: tuple[str, tuple[str, ...]]
+    """Mode and host names of the agent's network, used where the options say so."""
     strategy: str
     solution_env: Mapping[str, str]
     dockerfile: str | None
@@ -99,12 +101,18 @@ def read_folder(folder: Path) -> Folder:
         box=found.environment,
         agent_user=found.agent.user,
         agent_timeout_s=_agents_time(found),
+        agent_network=_agents_network(found),
         strategy=found.multi_step_reward_strategy,
         solution_env=found.solution.env,
         dockerfile=dockerfile,
         context=str(folder / "environment"),
         separate_dockerfile=text_of(separate) if found.verifier.environment_mode == "separate" and separate.is_file() else None,
     )
+
+
+def _agents_network(found: TaskFile) -> tuple[str, tuple[str, ...]]:
+    said = found.agent if found.agent.network_mode else found.environment
+    return said.network_mode, said.allowed_hosts
 
 
 def _agents_time(found: TaskFile) -> float | None:

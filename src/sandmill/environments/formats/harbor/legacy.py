@@ -82,6 +82,7 @@ def read_old_folder(folder: Path) -> Folder:
         box=Box(),
         agent_user="",
         agent_timeout_s=found.max_agent_timeout_sec,
+        agent_network=("", ()),
         strategy="final",
         solution_env={},
         dockerfile=text_of(folder / "Dockerfile"),

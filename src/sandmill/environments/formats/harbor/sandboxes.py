@@ -21,7 +21,7 @@ _ROOM_BYTES = 256 << 20
 
 def agent_spec(folder: Folder, image: Image, options: Options) -> SandboxSpec:
     """The agent's sandbox."""
-    return _spec(folder.box, image, _egress(folder.box.network_mode, folder.box.allowed_hosts, options))
+    return _spec(folder.box, image, _egress(*folder.agent_network, options))
 
 
 def grading_spec(box: Box, image: Image, options: Options, network_mode: str, hosts: tuple[str, ...], timeout_s: float) -> SandboxSpec:
