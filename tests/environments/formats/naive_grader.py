@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 
-import msgspec
-
 from sandmill.environments.verifying.toolbox import toolbox
 from sandmill.errors import SandboxFileError
 from sandmill.sandboxes import Sandbox, SandboxSpec
@@ -42,10 +40,10 @@ async def naive_reward(
     spec: SandboxSpec, script: str, verifier: bytes, tests: dict[str, bytes], *, staged_first: bool = False
 ) -> float | None:
     """The reward of a sandbox in which `script` ran; None where the verifier left none."""
-    image = store().find(spec.image).above(toolbox(store()))
-    store().save(image)
     files = {"/tests/test.sh": verifier, **{f"/tests/{name}": data for name, data in tests.items()}}
-    async with await Sandbox.from_spec.aio(msgspec.structs.replace(spec, image=image.digest), server="") as sandbox:
+    async with await Sandbox.from_spec.aio(spec, server="") as untouched:
+        sandbox, _ = await untouched.fork_parts.aio(spec, (), top=toolbox(store()))
+    async with sandbox:
         if staged_first:
             await sandbox.write_files.aio(files, user="root")
         await sandbox.run.aio("sh", "-c", script, timeout=30)

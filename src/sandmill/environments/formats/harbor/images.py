@@ -1,8 +1,9 @@
-"""Images of tasks. In: a task's Dockerfile and folder, or an image's name. Out: the image, built once, held while this process lives."""
+"""Images of tasks. In: a Dockerfile and its folder, or an image's name. Out: the image, built once and held as long as its environment."""
 
 from __future__ import annotations
 
 import asyncio
+import weakref
 from pathlib import Path
 from typing import Final
 
@@ -31,6 +32,7 @@ class Images:
         self._made: dict[str, Image] = {}
         self._held: list[Use] = []
         self._turns: dict[str, asyncio.Lock] = {}
+        weakref.finalize(self, _let_go, self._held)
 
     async def of(self, task: Folder) -> Image:
         """The task's own. Raises ImageError, with the file and line at fault where there is one."""
@@ -80,6 +82,11 @@ class Images:
             return await Image.build.aio(text + "\n", context, network=network, disk=_DISK, timeout=task.box.build_timeout_sec)
         except ConfigError as error:
             raise ImageError(f"task {task.id}: {_explained(error, base=bool(base), network=bool(hosts))}") from error
+
+
+def _let_go(held: list[Use]) -> None:
+    for use in held:
+        use.release()
 
 
 def _explained(error: ConfigError, *, base: bool, network: bool) -> str:
