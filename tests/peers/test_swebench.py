@@ -39,7 +39,7 @@ def environment(cache):
 
 def checked(environment, instance, *, cheats):
     work = check(environment, all_tasks(environment, [instance]), cheats=cheats)
-    return asyncio.run_coroutine_threadsafe(work, loop()).result(900).tasks[instance]
+    return asyncio.run_coroutine_threadsafe(work, loop()).result(900)[instance]
 
 
 @pytest.mark.parametrize("instance", astropy_image.INSTANCES)
