@@ -21,6 +21,7 @@ from sandmill.environments.packages.install import Installed, Report, install
 from sandmill.environments.packages.loaded import Launch, Lost
 from sandmill.environments.packages.protocol import Description, Row, Score
 from sandmill.environments.packages.service import PackageService
+from sandmill.environments.packages.wheels import PYTHON
 from sandmill.environments.task import Boundary, Graded, InfrastructureFailure, NoAnswer, Submission, Task, Verdict
 from sandmill.environments.verdicts import reason_of
 from sandmill.errors import EnvironmentFailed, GraderFailed, SandboxError
@@ -122,7 +123,7 @@ async def _load(plan: Plan, section: EnvironmentSection, report: Report) -> Fore
             adapter=plan.adapter,
             options=plan.load,
             image=installed.record.image,
-            python=installed.interpreter.path,
+            python=PYTHON,
             memory=plan.common.memory,
         )
     )

@@ -36,6 +36,8 @@ from sandmill.sandboxes.images.layers import Attributes, Budget, LayerWriter, wa
 from sandmill.sandboxes.images.store import LayerRecord
 
 NAMES: Final = "env/"
+_LAYOUT: Final = "sandmill env 2"
+"""Changes when the same wheels would come to other files."""
 _KEY_DIGITS: Final = 32
 _WAIT_S: Final = 3600.0
 _MOST_BUILDS: Final = 40
@@ -78,7 +80,7 @@ def key_of(package: Package) -> str:
     local = digest_of_files(Copied(source=path, place=str(index)) for index, path in enumerate(package.local))
     plain = msgspec.structs.replace(package, local=(), files=())
     asked = [msgspec.json.encode(plain, order="deterministic"), local.encode(), digest_of_files(package.files).encode()]
-    asked.append(interpreter(package.python).identity.encode())
+    asked += [interpreter(package.python).identity.encode(), _LAYOUT.encode()]
     return hashlib.sha256(b"\0".join(asked)).hexdigest()[:_KEY_DIGITS]
 
 
@@ -147,7 +149,7 @@ async def _fetch(package: Package, folder: Path, python: Interpreter, report: Re
             own.append(str(folder / Path(path).name))
         else:
             report(f"building {path}")
-            own.append(str(await _build(Path(path), folder, python, package.python)))
+            own.append(str(await _build(Path(path), folder, package.python)))
     await _download([*own, *package.requirements], folder, python, package, report, dependencies=True)
     await _download(list(package.bare), folder, python, package, report, dependencies=False)
     return sorted(folder.glob("*.whl"))
@@ -170,10 +172,10 @@ async def _download(
             missing = error.requirement
             source = await in_thread(lambda missing=missing: fetch_source(missing, folder))  # type: ignore[misc]
             report(f"building {source.name}")
-            await _build(source, folder, python, package.python)
+            await _build(source, folder, package.python)
 
 
-async def _build(source: Path, folder: Path, python: Interpreter, asked: str) -> Path:
+async def _build(source: Path, folder: Path, python: str) -> Path:
     """A wheel of a source, built in a sandbox; what it was built with is forgotten."""
     used: list[Installed] = []
 
@@ -182,7 +184,7 @@ async def _build(source: Path, folder: Path, python: Interpreter, asked: str) ->
         return store().find(used[-1].record.image)
 
     try:
-        return await build_wheel(source, folder, (asked, python.path), provide)
+        return await build_wheel(source, folder, python, provide)
     finally:
         for installed in used:
             installed.use.release()
@@ -195,17 +197,16 @@ def _seal(key: str, package: Package, python: Interpreter, paths: Sequence[Path]
     image, size, parts = HOST, 0, [python.identity]
     held: list[str] = []
     try:
-        if wheels:
-            layer = _digest("wheels", python.path, *(wheel.sha256 for wheel in wheels))
-            size += _layer(place, layer, lambda draft: unpack_wheels(paths, draft, python.path, place.limit_bytes))
-            held.append(layer)
+        layer = _digest("wheels", python.path, python.identity, *(wheel.sha256 for wheel in wheels))
+        size += _layer(place, layer, lambda draft: unpack_wheels(paths, draft, python, place.limit_bytes))
+        held.append(layer)
         if package.files:
             layer = _digest("files", digest_of_files(package.files))
             size += _layer(place, layer, lambda draft: _copy(package.files, draft, place.limit_bytes))
             held.append(layer)
         for layer in held:
             image = image.above(layer)
-        image = msgspec.structs.replace(image, env={"PATH": _PATH, "PYTHONPATH": "/opt/env/site"})
+        image = msgspec.structs.replace(image, env={"PATH": _PATH})
         parts += held
         record = Record(
             package=package,
@@ -301,7 +302,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _digest(*parts: str) -> str:
-    return "sha256:" + hashlib.sha256("\0".join(("sandmill env 1", *parts)).encode()).hexdigest()
+    return "sha256:" + hashlib.sha256("\0".join((_LAYOUT, *parts)).encode()).hexdigest()
 
 
 __all__ = ["Image", "Installed", "Record", "install", "key_of", "records", "remove"]

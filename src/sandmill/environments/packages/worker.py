@@ -26,7 +26,6 @@ import select
 import selectors
 import shutil
 import signal
-import site
 import socket
 import struct
 import sys
@@ -379,8 +378,7 @@ def main() -> None:
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     libc.prctl(_PR_SET_DUMPABLE, 0)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    for folder in sys.argv[1:]:
-        site.addsitedir(folder)
+    os.environ.pop("PYTHONPATH", None)
     Zygote(requests, replies).serve()
 
 
