@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Final
 
@@ -17,14 +18,14 @@ from sandmill.config.manifest import EnvironmentSection
 from sandmill.environments.drawing import Drawn, draw
 from sandmill.environments.environment import Artifacts
 from sandmill.environments.formats import Plan, plan
-from sandmill.environments.packages.install import Installed, Report, install
+from sandmill.environments.packages.install import Installed, Report, add_bytecode, install
 from sandmill.environments.packages.loaded import Launch, Lost
 from sandmill.environments.packages.protocol import Description, Row, Score
 from sandmill.environments.packages.service import PackageService
 from sandmill.environments.packages.wheels import PYTHON
 from sandmill.environments.task import Boundary, Graded, InfrastructureFailure, NoAnswer, Submission, Task, Verdict
 from sandmill.environments.verdicts import reason_of
-from sandmill.errors import EnvironmentFailed, GraderFailed, SandboxError
+from sandmill.errors import EnvironmentFailed, GraderFailed
 from sandmill.sandboxes import Sandbox, SandboxSpec
 from sandmill.sandboxes.dual import block_on
 
@@ -33,6 +34,8 @@ PARALLEL: Final = 8
 GRADING_S: Final = 600.0
 """A grader's deadline when nobody sets a shorter one."""
 ROWS_S: Final = 600.0
+SLOW_LOAD_S: Final = 1.0
+"""A package that takes longer to load has its modules compiled."""
 
 
 class ForeignEnvironment:
@@ -118,21 +121,34 @@ def load(reference: str, section: EnvironmentSection, report: Report = lambda li
 
 async def _load(plan: Plan, section: EnvironmentSection, report: Report) -> ForeignEnvironment:
     installed = await install(plan.package, report)
-    service = PackageService(
-        Launch(
-            adapter=plan.adapter,
-            options=plan.load,
-            image=installed.record.image,
-            python=PYTHON,
-            memory=plan.common.memory,
-        )
-    )
+    service = PackageService(_launch(plan, installed))
     try:
+        installed, service = await _warmed(plan, installed, service, report)
         return await _drawn(plan, section, installed, service)
     except BaseException:
         await service.close()
         installed.use.release()
         raise
+
+
+def _launch(plan: Plan, installed: Installed) -> Launch:
+    return Launch(adapter=plan.adapter, options=plan.load, image=installed.record.image, python=PYTHON, memory=plan.common.memory)
+
+
+async def _warmed(plan: Plan, installed: Installed, service: PackageService, report: Report) -> tuple[Installed, PackageService]:
+    """The package loaded; after its first load, from an image in which what it imports is compiled."""
+    started = time.monotonic()
+    report(f"loading {plan.name}")
+    try:
+        worker = await service.worker()
+    except (GraderFailed, TimeoutError) as error:
+        raise _not_loaded(plan, error) from error
+    if installed.record.compiled or time.monotonic() - started < SLOW_LOAD_S:
+        return installed, service
+    report(f"compiling {len(worker.description.modules)} modules of {plan.name}")
+    await service.close()
+    installed = await add_bytecode(installed, worker.description.modules)
+    return installed, PackageService(_launch(plan, installed))
 
 
 async def _drawn(plan: Plan, section: EnvironmentSection, installed: Installed, service: PackageService) -> ForeignEnvironment:
@@ -144,10 +160,12 @@ async def _drawn(plan: Plan, section: EnvironmentSection, installed: Installed, 
 
         splits = await draw(worker.description, section, fetch, plan.source, allow_answers=plan.common.allow_answers_in_prompts)
     except (GraderFailed, TimeoutError) as error:
-        if isinstance(error, SandboxError):
-            raise
-        raise EnvironmentFailed(f"environment {plan.name} could not be loaded: {error}") from error
+        raise _not_loaded(plan, error) from error
     return ForeignEnvironment(plan, installed, worker.description, service, splits)
+
+
+def _not_loaded(plan: Plan, error: Exception) -> EnvironmentFailed:
+    return EnvironmentFailed(f"environment {plan.name} could not be loaded: {error}")
 
 
 def _digest(plan: Plan, installed: Installed, splits: Mapping[str, Sequence[Task]], rows: Mapping[str, Row]) -> str:

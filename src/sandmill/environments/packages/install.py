@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from sandmill.environments.packages.building import build_wheel
+from sandmill.environments.packages.bytecode import compiled
 from sandmill.environments.packages.download import NoWheel, download
 from sandmill.environments.packages.interpreter import Interpreter, interpreter
 from sandmill.environments.packages.package import FILES, Copied, Package, digest_of_files, walk
@@ -56,6 +57,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     image: str
     wheels: tuple[Wheel, ...] = ()
     bytes: int = 0
+    compiled: bool = False
+    """The modules that loading it imports have their bytecode."""
     created_s: float = 0.0
     """Seconds since 1970."""
     version: int = 1
@@ -99,6 +102,33 @@ def remove(key: str) -> None:
     if f"{NAMES}{key}" in store().names():
         raise ImageError(f"{NAMES}{key} is used by a live sandbox; stop it first")
     (_folder() / f"{key}.json").unlink(missing_ok=True)
+
+
+async def add_bytecode(installed: Installed, modules: Sequence[str]) -> Installed:
+    """Compiles what loading a package imported, once for all who use it. Returns it anew; the old one is released."""
+    return await hop(_add_bytecode(installed, modules))
+
+
+async def _add_bytecode(installed: Installed, modules: Sequence[str]) -> Installed:
+    async with _alone(installed.key):
+        found = await in_thread(lambda: _find(installed.key), _let_go)
+        if found is None or not found[0].compiled:
+            if found is not None:
+                found[1].release()
+            place = store()
+            image = await compiled(await in_thread(lambda: place.find(installed.record.image)), modules)
+            found = await in_thread(lambda: _keep_compiled(installed, image, place), _let_go)
+    installed.use.release()
+    return installed._replace(record=found[0], use=found[1])
+
+
+def _keep_compiled(installed: Installed, image: Image, place: Store) -> tuple[Record, Use]:
+    use = place.use(image)
+    place.save(image, f"{NAMES}{installed.key}")
+    size = sum(known.bytes for layer in image.layers if (known := place.record(layer)) is not None)
+    record = msgspec.structs.replace(installed.record, image=image.digest, compiled=True, bytes=size)
+    _write(_folder() / f"{installed.key}.json", msgspec.json.encode(record))
+    return record, use
 
 
 async def _install(package: Package, report: Report) -> Installed:
@@ -305,4 +335,4 @@ def _digest(*parts: str) -> str:
     return "sha256:" + hashlib.sha256("\0".join((_LAYOUT, *parts)).encode()).hexdigest()
 
 
-__all__ = ["Image", "Installed", "Record", "install", "key_of", "records", "remove"]
+__all__ = ["Image", "Installed", "Record", "add_bytecode", "install", "key_of", "records", "remove"]

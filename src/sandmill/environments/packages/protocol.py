@@ -39,6 +39,8 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     multi_turn: bool = False
     tools: tuple[str, ...] = ()
     """Function definitions, as JSON text."""
+    modules: tuple[str, ...] = ()
+    """Files that loading it imported, by their paths inside."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):

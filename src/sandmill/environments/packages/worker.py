@@ -120,7 +120,8 @@ class Zygote:
         asked = json.loads(body)
         try:
             self._adapter = load(asked)
-            answer = REPLY, encode(plain(answered(self._adapter.describe()), "the description"))
+            described = plain(answered(self._adapter.describe()), "the description")
+            answer = REPLY, encode({**described, "modules": _modules()})
         except BaseException as error:  # noqa: BLE001 - the reason goes to whoever asked
             return FAILED, failure("load", error)
         self._kept = _own_children()
@@ -299,6 +300,12 @@ def _seed(seed: int) -> None:
     numpy: Any = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(seed % 2**32)
+
+
+def _modules() -> list[str]:
+    """Files of everything imported so far."""
+    files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+    return sorted({file for file in files if isinstance(file, str)})
 
 
 def load(asked: dict[str, Any]) -> Any:
