@@ -18,7 +18,7 @@ from sandmill.config.manifest import EnvironmentSection
 from sandmill.environments.drawing import Drawn, draw
 from sandmill.environments.environment import Artifacts
 from sandmill.environments.formats import Plan, plan
-from sandmill.environments.packages.install import Installed, Report, add_bytecode, install
+from sandmill.environments.packages.install import Installed, Report, add_bytecode, install, remember
 from sandmill.environments.packages.loaded import Launch, Lost
 from sandmill.environments.packages.protocol import Description, Row, Score
 from sandmill.environments.packages.service import PackageService
@@ -111,20 +111,22 @@ class ForeignEnvironment:
         self.installed.use.release()
 
 
-def load(reference: str, section: EnvironmentSection, report: Report = lambda line: None) -> ForeignEnvironment:
+def load(reference: str, section: EnvironmentSection, report: Report = lambda line: None, *, fit: bool = False) -> ForeignEnvironment:
     """Installs what `reference` names, unless it is installed, loads it and draws its splits.
 
+    `fit`: with fewer tasks than the section asks for where there are fewer; otherwise that is refused.
     Raises ConfigError (an option, a row), UnknownEnvironment, EnvironmentFailed (with the package's own reason), SandboxError.
     """
-    return block_on(_load(plan(reference, section), section, report))
+    return block_on(_load(plan(reference, section), section, report, fit))
 
 
-async def _load(plan: Plan, section: EnvironmentSection, report: Report) -> ForeignEnvironment:
+async def _load(plan: Plan, section: EnvironmentSection, report: Report, fit: bool) -> ForeignEnvironment:
     installed = await install(plan.package, report)
     service = PackageService(_launch(plan, installed))
     try:
         installed, service = await _warmed(plan, installed, service, report)
-        return await _drawn(plan, section, installed, service)
+        await remember(installed, plan.reference)
+        return await _drawn(plan, section, installed, service, fit)
     except BaseException:
         await service.close()
         installed.use.release()
@@ -151,14 +153,14 @@ async def _warmed(plan: Plan, installed: Installed, service: PackageService, rep
     return installed, PackageService(_launch(plan, installed))
 
 
-async def _drawn(plan: Plan, section: EnvironmentSection, installed: Installed, service: PackageService) -> ForeignEnvironment:
+async def _drawn(plan: Plan, section: EnvironmentSection, installed: Installed, service: PackageService, fit: bool) -> ForeignEnvironment:
     try:
         worker = await service.worker()
 
         async def fetch(split: str, start: int, stop: int) -> Sequence[Row]:
             return await worker.tasks(split, start, stop, timeout_s=ROWS_S)
 
-        splits = await draw(worker.description, section, fetch, plan.source, allow_answers=plan.common.allow_answers_in_prompts)
+        splits = await draw(worker.description, section, fetch, plan.source, allow_answers=plan.common.allow_answers_in_prompts, fit=fit)
     except (GraderFailed, TimeoutError) as error:
         raise _not_loaded(plan, error) from error
     return ForeignEnvironment(plan, installed, worker.description, service, splits)

@@ -65,6 +65,7 @@ class CommonOptions(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What to install, and how to load it."""
 
+    reference: str
     name: str
     version: str
     package: Package

@@ -49,6 +49,7 @@ def plan(reference: Reference, section: EnvironmentSection) -> Plan:
     requirements = [f"verifiers=={options.verifiers}", *([] if options.without_dependencies or not own else [own])]
     bare = pinned([own], "spec.environment.name") if options.without_dependencies and own else ()
     return Plan(
+        reference=reference.text,
         name=f"verifiers/{name}",
         version=reference.version,
         package=options.package(requirements, bare=bare, also_local=local),

@@ -41,8 +41,12 @@ def plan(reference: Reference, section: EnvironmentSection) -> Plan:
     reward, function = _reward(options.reward, reference)
     if reward is not None:
         copied.append(Copied(source=str(reward), place=f"reward/{reward.name}"))
-    requirements = [NUMPY, *([PYARROW] if any(text.endswith(".parquet") for text in sources.values()) else [])]
+    requirements = [
+        *([NUMPY] if reward is None else []),
+        *([PYARROW] if any(text.endswith(".parquet") for text in sources.values()) else []),
+    ]
     return Plan(
+        reference=reference.text,
         name=f"verl/{Path(reference.what).stem}",
         version=reference.version,
         package=options.package(requirements, bare=(f"verl=={reference.version}",) if reference.version else (), files=tuple(copied)),

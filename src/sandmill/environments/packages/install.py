@@ -42,6 +42,7 @@ _LAYOUT: Final = "sandmill env 2"
 _KEY_DIGITS: Final = 32
 _WAIT_S: Final = 3600.0
 _MOST_BUILDS: Final = 40
+_MOST_REFERENCES: Final = 1000
 _PATH: Final = "/opt/env/bin:/usr/local/bin:/usr/bin:/bin"
 
 Report = Callable[[str], None]
@@ -57,6 +58,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     image: str
     wheels: tuple[Wheel, ...] = ()
     bytes: int = 0
+    references: tuple[str, ...] = ()
+    """The environments that were loaded from it."""
     compiled: bool = False
     """The modules that loading it imports have their bytecode."""
     created_s: float = 0.0
@@ -104,6 +107,20 @@ def remove(key: str) -> None:
     (_folder() / f"{key}.json").unlink(missing_ok=True)
 
 
+async def remember(installed: Installed, reference: str) -> None:
+    """Notes which environment a package is installed for."""
+    if reference not in installed.record.references:
+        await hop(_remember(installed.key, reference))
+
+
+async def _remember(key: str, reference: str) -> None:
+    async with _alone(key):
+        record = _read(_folder() / f"{key}.json")
+        if record is not None and reference not in record.references and len(record.references) < _MOST_REFERENCES:
+            record = msgspec.structs.replace(record, references=tuple(sorted({*record.references, reference})))
+            _write(_folder() / f"{key}.json", msgspec.json.encode(record))
+
+
 async def add_bytecode(installed: Installed, modules: Sequence[str]) -> Installed:
     """Compiles what loading a package imported, once for all who use it. Returns it anew; the old one is released."""
     return await hop(_add_bytecode(installed, modules))
@@ -125,8 +142,9 @@ async def _add_bytecode(installed: Installed, modules: Sequence[str]) -> Install
 def _keep_compiled(installed: Installed, image: Image, place: Store) -> tuple[Record, Use]:
     use = place.use(image)
     place.save(image, f"{NAMES}{installed.key}")
-    size = sum(known.bytes for layer in image.layers if (known := place.record(layer)) is not None)
-    record = msgspec.structs.replace(installed.record, image=image.digest, compiled=True, bytes=size)
+    size = sum(layer.bytes for name in image.layers if (layer := place.record(name)) is not None)
+    known = _read(_folder() / f"{installed.key}.json") or installed.record
+    record = msgspec.structs.replace(known, image=image.digest, compiled=True, bytes=size)
     _write(_folder() / f"{installed.key}.json", msgspec.json.encode(record))
     return record, use
 
@@ -335,4 +353,4 @@ def _digest(*parts: str) -> str:
     return "sha256:" + hashlib.sha256("\0".join((_LAYOUT, *parts)).encode()).hexdigest()
 
 
-__all__ = ["Image", "Installed", "Record", "add_bytecode", "install", "key_of", "records", "remove"]
+__all__ = ["Image", "Installed", "Record", "add_bytecode", "install", "key_of", "records", "remember", "remove"]
