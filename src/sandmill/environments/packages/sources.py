@@ -72,13 +72,15 @@ def _configured() -> tuple[list[str], list[str]]:
         timeout=_ASK_S,
         check=False,
     )
-    found: dict[str, list[str]] = {"index-url": [], "extra-index-url": [], "find-links": []}
+    found: dict[str, list[str]] = {"index-url": [], "extra-index-url": [], "find-links": [], "no-index": []}
     for line in asked.stdout.splitlines():
         key, _, value = line.partition("=")
         name = key.rpartition(".")[2]
         if name in found:
             words = str(ast.literal_eval(value)).split()
             found[name] = words if name == "index-url" else [*found[name], *words]
+    if found["no-index"] and found["no-index"][-1].lower() in ("1", "true", "yes", "on"):
+        return [], found["find-links"]
     return [*(found["index-url"] or [f"https://{PRESETS['pypi'][0]}/simple"]), *found["extra-index-url"]], found["find-links"]
 
 
