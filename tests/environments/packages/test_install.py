@@ -149,7 +149,8 @@ def test_installers_of_the_same_wait_for_one_another(index, monkeypatch):
 def test_a_killed_installer_leaves_nothing_and_the_next_one_installs(index, installs):
     wheel(index, "small", {"small.py": "value = 7\n"}, requires=["needed==1.0"])
     script = (
-        "import asyncio, sys\nfrom sandmill.environments.packages import install\nfrom sandmill.environments.packages.package import Package\n"
+        "import asyncio, sys\nfrom sandmill.environments.packages import install\n"
+        "from sandmill.environments.packages.package import Package\n"
         "async def hang(*arguments, **more):\n    print('hanging', flush=True)\n    await asyncio.sleep(600)\n"
         "install.download = hang\nasyncio.run(install.install(Package(requirements=('small==1.0',))))\n"
     )

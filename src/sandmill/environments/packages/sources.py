@@ -7,15 +7,16 @@ import hashlib
 import subprocess
 import sys
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from packaging.requirements import InvalidRequirement, Requirement
-from unearth import Link, PackageFinder
-from unearth.errors import UnpackError
 
 from sandmill.config.hosts import PRESETS
 from sandmill.environments.verdicts import reason_of
 from sandmill.errors import EnvironmentFailed
+
+if TYPE_CHECKING:
+    from unearth import Link, PackageFinder
 
 _ASK_S: Final = 60.0
 _LARGEST_ARCHIVE: Final = 1 << 30
@@ -24,6 +25,9 @@ _CHUNK: Final = 1 << 20
 
 def fetch_source(requirement: str, target: Path) -> Path:
     """The newest source archive that fits, in the folder `target`. Raises EnvironmentFailed."""
+    from unearth import PackageFinder  # takes a quarter of a second, and hardly anything is there as source only
+    from unearth.errors import UnpackError
+
     try:
         wanted = Requirement(requirement)
     except InvalidRequirement:
