@@ -196,7 +196,8 @@ class LoadedPackage:
             reason = await self._ending()
         except GraderFailed as error:
             reason = str(error)
-        await self._close(reason)
+        with contextlib.suppress(RuntimeError):  # the interpreter ends, and every sandbox with it
+            await self._close(reason)
 
     def _take(self, buffer: bytearray) -> None:
         while len(buffer) >= worker.HEADER.size:
