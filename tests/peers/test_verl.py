@@ -18,6 +18,27 @@ from sandmill.sandboxes import Sandbox
 
 CODE = '{"inputs": ["1 2\\n", "3 4\\n"], "outputs": ["3\\n", "7\\n"]}'
 ADDS = "```python\na, b = map(int, input().split())\nprint(a + b)\n```"
+CALLED = '{"fn_name": "add", "inputs": ["1\\n2", "3\\n4"], "outputs": ["3", "7"]}'
+FRAMES = """```python
+import sys
+frame = sys._getframe()
+while frame is not None and "in_outs" not in frame.f_locals:
+    frame = frame.f_back
+print(frame.f_locals["in_outs"]["outputs"][frame.f_locals["index"]] if frame else "nothing")
+```"""
+"""What an agent does that takes the expected outputs from its grader instead of computing them."""
+FILES = """```python
+import glob, os, re
+found = b""
+for path in glob.glob("/opt/env/files/**", recursive=True) + glob.glob("/proc/[0-9]*/*") + glob.glob("/tmp/**", recursive=True):
+    try:
+        with open(path, "rb") as file:
+            found += file.read(1 << 20)
+    except OSError:
+        pass
+print(3 if b"outputs" in found and input() == "1 2" else 7 if b"outputs" in found else "nothing")
+```"""
+"""The same, from anything that it can open."""
 CASES = [
     ("openai/gsm8k", "72", "so #### 72", 1.0),
     ("openai/gsm8k", "72", "so #### 72.0", 0.0),
@@ -33,6 +54,12 @@ CASES = [
     ("searchR1_nq", {"target": ["Paris"]}, "<answer>Rome</answer>", 0.0),
     ("taco", CODE, ADDS, 1.0),
     ("codecontests", CODE, ADDS.replace("a + b", "3"), 0.5),
+    ("apps", CALLED, "```python\ndef add(a, b):\n    print('noise')\n    return a + b\n```", 1.0),
+    ("apps", CALLED, "```python\nclass Solution:\n    def add(self, a, b):\n        return a - b\n```", 0.0),
+    ("taco", CODE, "```python\nwhile True: pass\n```", 0.0),
+    ("taco", CODE, "```python\nimport os\nos._exit(0)\n```", 0.0),
+    ("taco", CODE, FRAMES, 0.0),
+    ("taco", CODE, FILES, 0.0),
 ]
 
 
@@ -108,3 +135,26 @@ def test_parquet_files_are_read_and_held_out_as_they_are(parquet):
 def test_a_missing_column_is_named_by_file_and_row(parquet):
     with pytest.raises(Exception, match=r"missing.parquet, row 0: column 'reward_model' is missing"):
         environment(f"verl/{parquet}/missing.parquet@0.9.1")
+
+
+def test_looking_for_the_outputs_works_where_the_program_runs_in_the_graders_process():
+    script = (
+        "import os, sys, types, importlib, json\n"
+        "import importlib.metadata as m\n"
+        "where = str(m.distribution('verl').locate_file('verl'))\n"
+        "for name, path in (('verl', where), ('verl.utils', where + '/utils')):\n"
+        "    sys.modules[name] = module = types.ModuleType(name)\n"
+        "    module.__path__ = [path]\n"
+        "grade = importlib.import_module('verl.utils.reward_score').default_compute_score\n"
+        "code, truth = json.load(sys.stdin)\n"
+        "print('score', grade('taco', code, truth))\n"
+    )
+
+    async def main():
+        installed = await install(Package(requirements=(NUMPY,), bare=("verl==0.9.1",)))
+        async with await Sandbox.create.aio(image=installed.record.image) as sandbox:
+            done = await sandbox.run.aio(PYTHON, "-c", script, stdin=json.dumps([FRAMES, CODE]).encode(), timeout=120, merge_stderr=True)
+        installed.use.release()
+        return done.stdout.decode()
+
+    assert asyncio.run(main()).strip().endswith("score 1.0")
