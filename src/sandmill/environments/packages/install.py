@@ -25,7 +25,7 @@ import msgspec
 from sandmill.environments.packages.building import build_wheel
 from sandmill.environments.packages.bytecode import compiled
 from sandmill.environments.packages.download import NoWheel, download
-from sandmill.environments.packages.interpreter import Interpreter, interpreter
+from sandmill.environments.packages.interpreter import Interpreter, bring, interpreter
 from sandmill.environments.packages.package import FILES, Copied, Package, digest_of_files, walk
 from sandmill.environments.packages.sources import fetch_source
 from sandmill.environments.packages.wheels import MTIME_NS, Wheel, unpack_wheels, wheel_of
@@ -245,6 +245,10 @@ def _seal(key: str, package: Package, python: Interpreter, paths: Sequence[Path]
     image, size, parts = HOST, 0, [python.identity]
     held: list[str] = []
     try:
+        if python.prefix:
+            layer = _digest("python", python.digest)
+            size += _layer(place, layer, lambda draft: bring(python, draft, place.limit_bytes))
+            held.append(layer)
         layer = _digest("wheels", python.path, python.identity, *(wheel.sha256 for wheel in wheels))
         size += _layer(place, layer, lambda draft: unpack_wheels(paths, draft, python, place.limit_bytes))
         held.append(layer)

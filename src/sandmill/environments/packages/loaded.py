@@ -106,9 +106,8 @@ class LoadedPackage:
             process = await sandbox.exec.aio(
                 launch.python,
                 "-s",
-                "-P",
                 f"{_PROGRAM}/{_MODULES}/worker.py",
-                env={"PYTHONPATH": _PROGRAM},
+                env={"PYTHONPATH": _PROGRAM, "PYTHONSAFEPATH": "1"},
                 user="user" if os.geteuid() else "root",
                 stdin=PIPE,
                 text=False,

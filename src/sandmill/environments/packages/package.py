@@ -34,7 +34,7 @@ class Copied(msgspec.Struct, frozen=True, kw_only=True):
 class Package(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that is installed: pinned requirements, those to take `bare` (without what they ask for), and one's own.
 
-    `python`: "3.11", or empty for the one that sandboxes have.
+    `python`: "3.11", the path of one, or empty for the one that sandboxes have.
     """
 
     requirements: tuple[str, ...] = ()
@@ -70,9 +70,9 @@ def pinned(texts: Iterable[str], field: str) -> tuple[str, ...]:
 
 
 def check_python(version: str, field: str) -> str:
-    """A Python's version as "3.11". Raises ConfigError."""
-    if version and not _PYTHON.fullmatch(version):
-        raise ConfigError(f"a Python is written as 3.11, not {version[:40]!a}", field=field)
+    """A Python as "3.11", or its path. Raises ConfigError."""
+    if version and not _PYTHON.fullmatch(version) and not (version.startswith("/") and version.isprintable()):
+        raise ConfigError(f"a Python is written as 3.11 or as the path of one, not {version[:40]!a}", field=field)
     return version
 
 
