@@ -211,7 +211,8 @@ def test_a_python_that_is_not_there_is_one_sentence():
 
 def test_a_python_that_lies_elsewhere_comes_along():
     base = str(Path(sys.base_prefix, "bin", f"python3.{sys.version_info.minor}"))
-    script = "import ctypes, json, sqlite3, ssl, subprocess, sys; subprocess.run([sys.executable, '-c', 'import sys; print(sys.version.split()[0])'])"
+    inner = "import sys; print(sys.version.split()[0])"
+    script = f"import ctypes, json, sqlite3, ssl, subprocess, sys; subprocess.run([sys.executable, '-c', '{inner}'])"
     assert installed(Package(python=base), "-c", script) == sys.version.split()[0]
 
 
