@@ -226,8 +226,15 @@ def test_what_needs_another_python_is_one_sentence(index):
     with zipfile.ZipFile(path, "w") as archive:
         for name, data in files.items():
             archive.writestr(name, data)
-    with pytest.raises(EnvironmentFailed, match=r"small==1.0"):
+    with pytest.raises(EnvironmentFailed, match=r"'small' requires a different Python: 3.* not in '>=3.42'"):
         installed(Package(requirements=("small==1.0",)), "-c", "")
+
+
+def test_a_version_that_is_not_there_names_the_nearest(index):
+    for version in ("0.9", "1.2", "3.0"):
+        wheel(index, "small", {"small.py": ""}, version=version)
+    with pytest.raises(EnvironmentFailed, match=r"there is no small==1.1 .*the nearest version is 1.2"):
+        installed(Package(requirements=("small==1.1",)), "-c", "")
 
 
 def test_removed_is_gone_and_what_is_used_stays(index):
