@@ -57,13 +57,15 @@ static int write_all(int fd, const unsigned char *data, size_t bytes) {
     return 0;
 }
 
-static int put_file(const char *path, mode_t mode, const unsigned char *data, size_t bytes) {
+static int put_file(const char *path, mode_t mode, uint32_t modified, const unsigned char *data, size_t bytes) {
+    const struct timespec times[2] = {{.tv_nsec = UTIME_NOW}, {.tv_sec = modified}};
     const int flags = O_WRONLY | O_CREAT | O_TRUNC;
     int fd = open_inside(path, flags, mode);
     if (fd < 0 && errno == ENOENT && !make_parents(path)) fd = open_inside(path, flags, mode);
     if (fd < 0) return errno;
     struct stat info;
     int error = fstat(fd, &info) ? errno : !S_ISREG(info.st_mode) ? EINVAL : write_all(fd, data, bytes) ? errno : 0;
+    if (!error && modified && futimens(fd, times)) error = errno;
     close(fd);
     return error;
 }
@@ -98,7 +100,7 @@ struct batch_result batch_unpack(const unsigned char *at, size_t bytes) {
         path[entry.path_bytes] = 0;
         const unsigned char *data = at + entry.path_bytes;
         at = data + entry.data_bytes;
-        if (S_ISREG(entry.mode)) result.error = put_file(path, entry.mode, data, entry.data_bytes);
+        if (S_ISREG(entry.mode)) result.error = put_file(path, entry.mode, entry.modified, data, entry.data_bytes);
         else if (S_ISDIR(entry.mode)) result.error = put_folder(path, entry.mode);
         else if (S_ISLNK(entry.mode)) result.error = put_link(path, data, entry.data_bytes);
         else result.error = EINVAL;

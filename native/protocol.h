@@ -93,5 +93,6 @@ struct agent_reply {
 /* ---- a batch: many files, folders and links in one payload ---- */
 struct batch_entry {
     uint32_t mode;            /* file type and permissions as in st_mode: regular, folder or link */
+    uint32_t modified;        /* of a regular file: when, in seconds since 1970; 0: now */
     uint32_t path_bytes, data_bytes; /* the path (no NUL) and the contents or link target follow, unpadded */
 };

@@ -39,7 +39,9 @@ def test_each_task_has_its_line_and_a_bad_one_an_exit_code(sandmill, tasks):
     assert lines[0].startswith("forgeable  forgeable: untouched passes with reward 1")
     assert lines[1].startswith("scores  sound (2 of ")
     assert lines[2].startswith("1 of 2 sound on ")
-    again = sandmill("env", "check", f"harbor:{tasks}", "--option", "base=host", "--task", "scores", "--no-cheats", "--json")
+    again = sandmill(
+        "env", "check", f"harbor:{tasks}", "--option", "base=host", "--task", "scores", "--times", "1", "--no-cheats", "--json"
+    )
     assert again.returncode == 0
     found = json.loads(again.stdout)
     assert list(found["tasks"]) == ["scores"]
@@ -61,8 +63,7 @@ def test_training_refuses_what_failed(sandmill, tasks):
     [
         (["harbor:/nowhere"], b"/nowhere: there is no such folder"),
         (["harbor"], b"there is no environment 'harbor'"),
-        (["shell@1.0.0"], b"has no reference solutions"),
-        (["shell@1.0.0", "--option", "difficulty"], b"it takes KEY=VALUE"),
+        (["harbor:/nowhere", "--option", "base"], b"it takes KEY=VALUE"),
     ],
 )
 def test_what_cannot_be_checked_is_said_in_one_sentence(sandmill, words, said):

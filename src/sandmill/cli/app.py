@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sandmill.cli import boxes, env_check, images, nodes
+from sandmill.cli import boxes, environments, images, nodes
 from sandmill.cli.failures import carried, report_failure
 from sandmill.errors import ConfigError
 
@@ -24,11 +24,8 @@ app = typer.Typer(
 )
 app.add_typer(boxes.app, name="sandbox")
 app.add_typer(images.app, name="image")
+app.add_typer(environments.app, name="env")
 app.add_typer(nodes.app, name="node")
-environments = typer.Typer(help="Task sets.", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
-environments.command(name="check")(env_check.check)
-environments.command(name="audit")(env_check.audit)
-app.add_typer(environments, name="env")
 
 RunFolder = Annotated[Path | None, typer.Option("--run", metavar="DIR", help="The run folder. Default: a new one under runs/.")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Overrides a key, such as spec.parameters.steps=10.")]

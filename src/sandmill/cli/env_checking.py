@@ -35,6 +35,11 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     options: tuple[str, ...] = ()
 
 
+def is_for(target: str) -> bool:
+    """Whether the target is a task set that is files, or a manifest."""
+    return registry.is_files(target) or (target.endswith((".yaml", ".yml")) and Path(target).is_file())
+
+
 def run(asked: Asked, *, as_json: bool) -> int:
     """Checks and prints; the exit code is 3 when a task failed. Raises ConfigError, EnvironmentFailed, SandboxError."""
     section = _section(asked)

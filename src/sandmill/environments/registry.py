@@ -1,8 +1,9 @@
 """A reference and a manifest section in, an `Environment` out.
 
-References: `name@version` for a built-in one, `harbor:PATH` or `swebench:PATH` for task sets that are files, or the user's own as
-`path/to/file.py:object` or `package.module:object`, where the object is an environment or is called with the section to make one. What is
-wrong is found here, before a run starts.
+References: `name@version` for a built-in one, `format/what@version` for one of another format (formats/), such a one under
+a name of its own (registered.py), `harbor:PATH` or `swebench:PATH` for task sets that are files, or the user's own as
+`path/to/file.py:object` or `package.module:object`, where the object is an environment or is called with the section to make one. What
+is wrong is found here, before a run starts.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import hashlib
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
 from sandmill.config.manifest import EnvironmentSection
+from sandmill.environments.formats import is_foreign
 from sandmill.environments.splits import check_splits
 from sandmill.errors import ConfigError, EnvironmentFailed, SandmillError, UnknownEnvironment
 
@@ -53,22 +55,23 @@ FORMATS: Mapping[str, Callable[[str, EnvironmentSection], Environment]] = {"harb
 """`format:PATH` -> factory, for task sets that are files. They grade in sandboxes of their own."""
 
 
-def _format(reference: str) -> str | None:
+def is_files(reference: str) -> bool:
+    """Whether a reference names a task set that is files."""
     prefix, colon, place = reference.partition(":")
-    return prefix if colon and place and prefix in FORMATS else None
+    return bool(colon and place) and prefix in FORMATS
 
 
 def get(reference: str, section: EnvironmentSection | None = None) -> Environment:
     """The environment that `reference` names, made from `section` (defaults where None), checked and safe to grade with.
 
-    A built-in one grades in this process; a user's own grades in child processes (see `isolation`).
+    A built-in one grades in this process, one of another format in its sandbox, a user's own in child processes (see `isolation`).
     Raises UnknownEnvironment (naming the nearest), ConfigError (an option, an ill-formed task, a leak between splits) and
     EnvironmentFailed (the user's module raised while it was loaded).
     """
     section = section if section is not None else EnvironmentSection(name=reference)
     environment = load(reference, section)
     check_splits(environment.splits, f"{environment.name}@{environment.version}")
-    if reference in BUILTIN or _format(reference):
+    if ":" not in reference or is_files(reference):
         return environment
     from sandmill.environments.isolation import isolated
 
@@ -77,23 +80,34 @@ def get(reference: str, section: EnvironmentSection | None = None) -> Environmen
 
 def load(reference: str, section: EnvironmentSection) -> Environment:
     """As `get`, without the check of its tasks and with its grader in this process."""
-    if (prefix := _format(reference)) is not None:
-        return FORMATS[prefix](reference.partition(":")[2], section)
+    if is_files(reference):
+        prefix, _, place = reference.partition(":")
+        return FORMATS[prefix](place, section)
     if ":" in reference:
         return _own(reference, section)
     if reference in BUILTIN:
         return BUILTIN[reference](section)
-    raise UnknownEnvironment(_unknown(reference))
+    if is_foreign(reference):
+        from sandmill.environments import foreign
+
+        return foreign.load(reference, section)
+    from sandmill.environments import registered
+
+    entry = registered.find(reference)
+    if entry is not None:
+        return registered.load(entry, section)
+    raise UnknownEnvironment(_unknown(reference, [f"{one.name}@{one.version}" for one in registered.registered()]))
 
 
-def _unknown(reference: str) -> str:
+def _unknown(reference: str, registered: Sequence[str]) -> str:
     name, _, version = reference.partition("@")
-    versions = [known for known in BUILTIN if known.partition("@")[0] == name]
+    names = [*registered, *BUILTIN]
+    versions = [known for known in names if known.partition("@")[0] == name]
     if versions and not version:
         return f"environment {reference!a} needs a version: write {versions[-1]}"
     if versions:
         return f"environment {name} has no version {version!a}: write {versions[-1]}"
-    near = difflib.get_close_matches(reference, BUILTIN, n=1, cutoff=0.0)
+    near = difflib.get_close_matches(reference, names, n=1, cutoff=0.0)
     return f"there is no environment {reference!a}; the nearest is {near[0]} (your own: path/to/file.py:object or module:object)"
 
 

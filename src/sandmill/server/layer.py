@@ -18,7 +18,7 @@ import msgspec
 
 from sandmill.config.hosts import parse_hosts
 from sandmill.config.manifest import EgressPolicy, EgressSection
-from sandmill.config.quantities import parse_bytes, parse_cpu, parse_duration
+from sandmill.config.quantities import parse_bytes, parse_cpu
 from sandmill.errors import ConfigError, SandboxError, SandboxFileError
 from sandmill.reports.inert import inert
 from sandmill.sandboxes import PIPE, Egress, Sandbox, SandboxSpec
@@ -26,7 +26,8 @@ from sandmill.server.node_sandbox import NodeSandbox
 from sandmill.server.refusals import Cause, Refusal
 from sandmill.server.specs import DEFAULT_IMAGE, WORKSPACE
 
-_BACKSTOP_S: Final = 600.0
+_LONGEST_LIFE_S: Final = 720 * 3600.0 + 600.0
+"""A lifetime may be raised while the sandbox lives, and this limit not."""
 _NEVER_S: Final = 366 * 86_400.0
 _SAVE_S: Final = 120.0
 _CHUNK: Final = 1 << 18
@@ -68,14 +69,13 @@ def egress(asked: Mapping[str, Any]) -> Egress:
 
 
 def sandbox_spec(spec: Mapping[str, Any], env: Mapping[str, str], image: str | None) -> SandboxSpec:
-    """The sandbox layer's spec; `image` is a digest. Limits of time and money are the server's to watch; here they are only a backstop."""
+    """The sandbox layer's spec; `image` is a digest. Limits of time and money are the server's to watch."""
     resources = spec["resources"]
-    life_s = parse_duration(spec["lifecycle"]["maxLifetime"])
     return SandboxSpec(
         cpu=parse_cpu(resources["cpu"], field="cpu"),
         memory_bytes=parse_bytes(resources["memory"], field="memory"),
         disk_bytes=parse_bytes(resources["disk"], field="disk"),
-        timeout_s=life_s + _BACKSTOP_S,
+        timeout_s=_LONGEST_LIFE_S,
         idle_timeout_s=_NEVER_S,
         network=egress(spec["network"]["egress"]),
         env=dict(env),

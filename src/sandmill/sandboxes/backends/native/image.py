@@ -110,7 +110,8 @@ def _copy(source: Path, target: str) -> Iterator[bytes]:
         if stat.S_ISLNK(info.st_mode):
             yield entry(target, stat.S_IFLNK, os.fsencode(os.readlink(source)))
         elif stat.S_ISREG(info.st_mode) and info.st_mode & 0o004 and info.st_size <= _LARGEST_FILE_BYTES:
-            yield entry(target, stat.S_IFREG | (info.st_mode & 0o755), source.read_bytes())
+            # A compiled Python file is used only where its source has the time it was compiled from.
+            yield entry(target, stat.S_IFREG | (info.st_mode & 0o755), source.read_bytes(), modified=int(info.st_mtime) & 0xFFFFFFFF)
         elif stat.S_ISDIR(info.st_mode) and info.st_mode & 0o005:
             yield entry(target, stat.S_IFDIR | 0o755)
             for child in sorted(source.iterdir()):

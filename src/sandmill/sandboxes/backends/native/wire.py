@@ -42,7 +42,7 @@ _WARDEN_REQUEST: Final = struct.Struct("=4I2Q4I")
 _WARDEN_REPLY: Final = struct.Struct("=2IiIiiQQ32s")
 _AGENT_REQUEST: Final = struct.Struct("=8IQ")
 _AGENT_REPLY: Final = struct.Struct("=2IiI2I4Q")
-_BATCH_ENTRY: Final = struct.Struct("=3I")
+_BATCH_ENTRY: Final = struct.Struct("=4I")
 REPLY_BYTES: Final = _AGENT_REPLY.size
 REQUEST_BYTES: Final = _AGENT_REQUEST.size
 
@@ -161,12 +161,12 @@ def batch(files: Mapping[str, bytes], *, mode: int = stat.S_IFREG | 0o644) -> by
     return b"".join(entry(path, mode, data) for path, data in files.items())
 
 
-def entry(path: str, mode: int, data: bytes = b"") -> bytes:
-    """One file, folder or link (`data` is its target) of a batch. `mode` as in st_mode."""
+def entry(path: str, mode: int, data: bytes = b"", *, modified: int = 0) -> bytes:
+    """One file, folder or link (`data` is its target) of a batch. `mode` as in st_mode; `modified` in seconds since 1970, 0: now."""
     name = encode(path)
     if not name or b"\0" in name:
         raise OSError(errno.EINVAL, "a path may not be empty or contain NUL", path)
-    return _BATCH_ENTRY.pack(mode, len(name), len(data)) + name + data
+    return _BATCH_ENTRY.pack(mode, modified, len(name), len(data)) + name + data
 
 
 def encode(text: str | bytes) -> bytes:
