@@ -14,8 +14,15 @@ from sandmill.environments.task import Submission, Task, Verdict
 from sandmill.sandboxes import Sandbox, SandboxSpec
 
 Artifacts = Mapping[str, bytes]
-OPTIONAL = ("demonstrations", "offer", "interact")
-"""What an environment may have besides: scripted dialogues (`demonstrations(seed)`) and its part in the dialogue (see `interaction`)."""
+DIALOGUE = ("offer", "interact")
+"""What an environment that takes part in the dialogue has besides (see `interaction`)."""
+OPTIONAL = (
+    *DIALOGUE,
+    "demonstrations",
+    *("sandbox_for", "grade_sandbox", "grading_timeout_s", "next_message", "agent_timeout_s"),
+    *("solve", "has_solution", "cheats", "task_digest", "outside", "expected_answer"),
+)
+"""All that it may have besides: scripted dialogues to warm-start on, and what `handover` names."""
 
 
 class Environment(Protocol):

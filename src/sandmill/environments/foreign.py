@@ -107,7 +107,7 @@ class ForeignEnvironment:
         return self._rows[task.id].answer
 
     def demonstrations(self, seed: int) -> Iterator[Demonstration]:
-        """How an episode goes, right one time in ten (see `confusion`), for a warm start. Raises ConfigError where answers are not known."""
+        """How an episode goes, right one time in ten (see `confusion`). Raises ConfigError where answers are not known."""
         tasks = self.splits["train"]
         if unknown := next((task for task in tasks if self.expected_answer(task) is None), None):
             said = f"{self.name} does not say what solves its tasks (such as {unknown.id[:80]!a}): there is nothing to warm-start on"

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from sandmill.config.manifest import McpSection
-from sandmill.environments.environment import Artifacts, Environment, with_optional
+from sandmill.environments.environment import DIALOGUE, OPTIONAL, Artifacts, Environment, with_optional
 from sandmill.environments.interaction import Interaction, Reaction, interactive, offer_of
 from sandmill.environments.mcp.server import Connection, McpServer
 from sandmill.environments.task import Message, Submission, Task, Verdict
@@ -159,7 +159,8 @@ async def equipped(environment: Environment, sections: Sequence[McpSection]) -> 
                 field="spec.tools.mcp",
             )
         taken[tool.name] = name
-    return with_optional(EquippedEnvironment(environment, servers, tools), environment, ("demonstrations",))
+    others = [member for member in OPTIONAL if member not in DIALOGUE]
+    return with_optional(EquippedEnvironment(environment, servers, tools), environment, others)
 
 
 def _wanted(section: McpSection, offered: Sequence[Tool]) -> Sequence[Tool]:
