@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import posixpath
 import weakref
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Final
@@ -19,6 +19,8 @@ from typing import Final
 import msgspec
 
 from sandmill.config.manifest import EnvironmentSection
+from sandmill.environments.confusion import confused
+from sandmill.environments.demonstration import Demonstration
 from sandmill.environments.environment import Artifacts
 from sandmill.environments.formats.harbor import legacy
 from sandmill.environments.formats.harbor.folder import TASK_FILE, Folder, Stage, read_folder, task_id
@@ -28,6 +30,7 @@ from sandmill.environments.formats.harbor.rewards import Rewards, combined, scal
 from sandmill.environments.formats.harbor.sandboxes import agent_spec, lay, wait_healthy
 from sandmill.environments.formats.harbor.verdicts import verified
 from sandmill.environments.handover import Cheat
+from sandmill.environments.observe import NOTHING
 from sandmill.environments.splits import draw
 from sandmill.environments.task import Graded, Submission, Task, Verdict
 from sandmill.environments.verifying.cheats import CHEATS
@@ -218,6 +221,22 @@ class HarborEnvironment:
         if done.timed_out or done.exit_code != 0:
             ended = f"did not end within {_SOLVE_S:g} s" if done.timed_out else f"ended with {done.exit_code}"
             raise EnvironmentFailed(f"the reference solution of task {task.id} {ended}: {_end(done.stdout)}")
+
+    def demonstrations(self, seed: int) -> Iterator[Demonstration]:
+        """How an episode goes, right one time in ten (see `confusion`): a reference solution in one line, and that it is done.
+
+        Raises ConfigError for a training task whose solution is none of commands alone.
+        """
+        return confused(self.splits["train"], self._shown_solution, seed)
+
+    def _shown_solution(self, task: Task) -> tuple[str, ...]:
+        folder = self._folders[task.id]
+        found = folder.stages[0].solution.get(folder.solve, b"")
+        script = found if isinstance(found, bytes) else found[1]
+        lines = [line.strip() for line in script.decode("utf-8", "replace").splitlines() if line.strip() and not line.strip().startswith(("#", "set -"))]
+        if len(folder.stages) != 1 or not lines or any(line.endswith(("\\", "do", "then", "{")) or "<<" in line for line in lines):
+            raise ConfigError(f"the solution of task {task.id} is no list of commands to warm-start on", field="spec.warmStart.steps")
+        return (f"$ {' && '.join(lines)}", NOTHING, "= done")
 
     def cheats(self, task: Task) -> tuple[Cheat, ...]:
         """Those that need nothing but a shell."""
