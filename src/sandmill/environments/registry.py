@@ -1,7 +1,8 @@
 """A reference and a manifest section in, an `Environment` out.
 
-References: `name@version` for a built-in one, or the user's own as `path/to/file.py:object` or `package.module:object`, where the
-object is an environment or is called with the section to make one. What is wrong is found here, before a run starts.
+References: `name@version` for a built-in one, `format/what@version` for one of another format (formats/), or the user's own as
+`path/to/file.py:object` or `package.module:object`, where the object is an environment or is called with the section to make one. What
+is wrong is found here, before a run starts.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
 from sandmill.config.manifest import EnvironmentSection
+from sandmill.environments.formats import is_foreign
 from sandmill.environments.splits import check_splits
 from sandmill.errors import ConfigError, EnvironmentFailed, SandmillError, UnknownEnvironment
 
@@ -39,14 +41,14 @@ BUILTIN: Mapping[str, Callable[[EnvironmentSection], Environment]] = {"shell@1.0
 def get(reference: str, section: EnvironmentSection | None = None) -> Environment:
     """The environment that `reference` names, made from `section` (defaults where None), checked and safe to grade with.
 
-    A built-in one grades in this process; a user's own grades in child processes (see `isolation`).
+    A built-in one grades in this process, one of another format in its sandbox, a user's own in child processes (see `isolation`).
     Raises UnknownEnvironment (naming the nearest), ConfigError (an option, an ill-formed task, a leak between splits) and
     EnvironmentFailed (the user's module raised while it was loaded).
     """
     section = section if section is not None else EnvironmentSection(name=reference)
     environment = load(reference, section)
     check_splits(environment.splits, f"{environment.name}@{environment.version}")
-    if reference in BUILTIN:
+    if reference in BUILTIN or is_foreign(reference):
         return environment
     from sandmill.environments.isolation import isolated
 
@@ -59,6 +61,10 @@ def load(reference: str, section: EnvironmentSection) -> Environment:
         return _own(reference, section)
     if reference in BUILTIN:
         return BUILTIN[reference](section)
+    if is_foreign(reference):
+        from sandmill.environments import foreign
+
+        return foreign.load(reference, section)
     raise UnknownEnvironment(_unknown(reference))
 
 

@@ -1,0 +1,159 @@
+"""A task set of another format as an `Environment`. In: its plan and a manifest's section. Out: tasks, and verdicts by its own grader.
+
+Everything of the package runs in its sandbox; rows with their answers stay on this side, and never in a `Task`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from sandmill.config.manifest import EnvironmentSection
+from sandmill.environments.drawing import Drawn, draw
+from sandmill.environments.environment import Artifacts
+from sandmill.environments.formats import Plan, plan
+from sandmill.environments.packages.install import Installed, Report, install
+from sandmill.environments.packages.loaded import Launch, Lost
+from sandmill.environments.packages.protocol import Description, Row, Score
+from sandmill.environments.packages.service import PackageService
+from sandmill.environments.task import Boundary, Graded, InfrastructureFailure, NoAnswer, Submission, Task, Verdict
+from sandmill.environments.verdicts import reason_of
+from sandmill.errors import EnvironmentFailed, GraderFailed, SandboxError
+from sandmill.sandboxes import Sandbox, SandboxSpec
+from sandmill.sandboxes.dual import block_on
+
+PARALLEL: Final = 8
+"""Graders of one package that run at once; each is a process of its own."""
+GRADING_S: Final = 600.0
+"""A grader's deadline when nobody sets a shorter one."""
+ROWS_S: Final = 600.0
+
+
+class ForeignEnvironment:
+    """A package's tasks and grader. Belongs to the event loop that it first grades on; `close` ends its sandbox."""
+
+    def __init__(
+        self, plan: Plan, installed: Installed, description: Description, service: PackageService, splits: Mapping[str, Sequence[Drawn]]
+    ) -> None:
+        self.plan = plan
+        self.installed = installed
+        self.description = description
+        self.service = service
+        self.name = plan.name
+        self.version = plan.version or description.version
+        self.sandbox = SandboxSpec()
+        self.splits: Mapping[str, Sequence[Task]] = {name: tuple(one.task for one in drawn) for name, drawn in splits.items()}
+        self._rows = {one.task.id: one.row for drawn in splits.values() for one in drawn}
+        self.digest = _digest(plan, installed, self.splits, self._rows)
+        self._passes_at = description.passes_at if plan.common.pass_at is None else plan.common.pass_at
+        self._turns: asyncio.Semaphore | None = None
+
+    def files(self, task: Task) -> Mapping[str, bytes]:
+        """None: the package's tasks are questions."""
+        return {}
+
+    async def prepare(self, task: Task, sandbox: Sandbox) -> None:
+        """Nothing."""
+
+    async def collect(self, task: Task, sandbox: Sandbox) -> Artifacts:
+        """Nothing."""
+        return {}
+
+    @contextlib.asynccontextmanager
+    async def grading_turn(self) -> AsyncIterator[None]:
+        """Waits for a place, and for the package to be loaded; the deadline of a grader begins after this."""
+        self._turns = self._turns or asyncio.Semaphore(PARALLEL)
+        async with self._turns:
+            await self.service.worker()
+            yield
+
+    async def grade(self, task: Task, submission: Submission, artifacts: Artifacts) -> Verdict:
+        """By the package's grader, in a process of its own. A call that is cancelled is killed. Raises GraderFailed, TimeoutError."""
+        worker = await self.service.worker()
+        context = {"turns": len(submission.commands) + 1}
+        try:
+            score = await worker.grade(self._rows[task.id].row, submission.answer, context, timeout_s=GRADING_S)
+        except Lost as error:
+            return InfrastructureFailure(boundary=Boundary.GRADER, reason=reason_of(error), retryable=True)
+        return self.verdict(score, submission)
+
+    def verdict(self, score: Score, submission: Submission) -> Verdict:
+        """What a score is worth."""
+        if not score.answered or (submission.answer is None and submission.limit is None):
+            return NoAnswer(reward=score.reward, parts=score.parts)
+        passed = score.reward >= self._passes_at if score.passed is None else score.passed
+        return Graded(reward=score.reward, passed=passed, parts=score.parts)
+
+    def solution(self, task: Task) -> tuple[str, ...]:
+        """No commands: what solves a task is its answer."""
+        return ()
+
+    def expected_answer(self, task: Task) -> str | None:
+        """An answer that should get the full reward, where the package knows one. Never shown to a policy."""
+        return self._rows[task.id].answer
+
+    def row(self, task: Task) -> msgspec.Raw:
+        """What the package's own grader and sessions take for this task. Never shown to a policy."""
+        return self._rows[task.id].row
+
+    async def close(self) -> None:
+        """Ends the package's sandbox. Idempotent."""
+        await self.service.close()
+        self.installed.use.release()
+
+
+def load(reference: str, section: EnvironmentSection, report: Report = lambda line: None) -> ForeignEnvironment:
+    """Installs what `reference` names, unless it is installed, loads it and draws its splits.
+
+    Raises ConfigError (an option, a row), UnknownEnvironment, EnvironmentFailed (with the package's own reason), SandboxError.
+    """
+    return block_on(_load(plan(reference, section), section, report))
+
+
+async def _load(plan: Plan, section: EnvironmentSection, report: Report) -> ForeignEnvironment:
+    installed = await install(plan.package, report)
+    service = PackageService(
+        Launch(
+            adapter=plan.adapter,
+            options=plan.load,
+            image=installed.record.image,
+            python=installed.interpreter.path,
+            memory=plan.common.memory,
+        )
+    )
+    try:
+        return await _drawn(plan, section, installed, service)
+    except BaseException:
+        await service.close()
+        installed.use.release()
+        raise
+
+
+async def _drawn(plan: Plan, section: EnvironmentSection, installed: Installed, service: PackageService) -> ForeignEnvironment:
+    try:
+        worker = await service.worker()
+
+        async def fetch(split: str, start: int, stop: int) -> Sequence[Row]:
+            return await worker.tasks(split, start, stop, timeout_s=ROWS_S)
+
+        splits = await draw(worker.description, section, fetch, plan.source, allow_answers=plan.common.allow_answers_in_prompts)
+    except (GraderFailed, TimeoutError) as error:
+        if isinstance(error, SandboxError):
+            raise
+        raise EnvironmentFailed(f"environment {plan.name} could not be loaded: {error}") from error
+    return ForeignEnvironment(plan, installed, worker.description, service, splits)
+
+
+def _digest(plan: Plan, installed: Installed, splits: Mapping[str, Sequence[Task]], rows: Mapping[str, Row]) -> str:
+    """Over what is installed, how it is loaded, and every task drawn with its answer."""
+    whole = hashlib.sha256(f"{plan.name}\0{installed.record.digest}\0{plan.adapter}\0".encode())
+    whole.update(msgspec.json.encode([plan.load, plan.common], order="deterministic"))
+    for split, tasks in splits.items():
+        for task in tasks:
+            whole.update(f"{split}\0{task.id}\0{task.identity}\0{task.prompt}\0{rows[task.id].answer}\0".encode("utf-8", "surrogatepass"))
+    return whole.hexdigest()

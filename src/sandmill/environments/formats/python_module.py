@@ -1,0 +1,59 @@
+"""`python/PATH`: a module of one's own, `tasks(split) -> rows` and `reward(completion, answer) -> number`.
+
+A file, or a folder with environment.py.
+What it needs is read from its own head (PEP 723: `# /// script`, `# dependencies = ["sympy==1.14.0"]`), without running it.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any, Final
+
+from sandmill.config.manifest import EnvironmentSection
+from sandmill.environments.formats.plan import CommonOptions, Plan, Reference, adapter, parse_options
+from sandmill.environments.packages.package import FILES, Copied, pinned
+from sandmill.errors import ConfigError, UnknownEnvironment
+
+MODULE: Final = "environment.py"
+_BLOCK: Final = re.compile(r"(?m)^# /// script\s*$\n(?P<content>(?:^#(?: .*)?$\n)+?)^# ///\s*$")
+
+
+def plan(reference: Reference, section: EnvironmentSection) -> Plan:
+    """See `Format`."""
+    common, arguments = parse_options(CommonOptions, section.options, others=True)
+    path = Path(reference.what).expanduser()
+    module = path / MODULE if path.is_dir() else path
+    if not module.is_file():
+        raise UnknownEnvironment(f"there is no file {module}; an environment is a .py file, or a folder with {MODULE}")
+    script = script_metadata(module)
+    requirements = pinned(script.get("dependencies", ()), "dependencies")
+    copied = Copied(source=str(path), place="module" if path.is_dir() else f"module/{module.name}")
+    return Plan(
+        name=f"python/{path.name.removesuffix('.py')}",
+        version=reference.version,
+        package=common.package(requirements, files=(copied,)),
+        adapter=adapter("python_module"),
+        load={"module": f"{FILES}/module/{module.name}", "arguments": arguments},
+        common=common,
+        source=str(module),
+    )
+
+
+def script_metadata(module: Path) -> dict[str, Any]:
+    """The inline metadata of a script (PEP 723). Raises ConfigError."""
+    try:
+        match = _BLOCK.search(module.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot be read: {error}", file=module) from None
+    if match is None:
+        return {}
+    text = "".join(line[2:] if line.startswith("# ") else line[1:] for line in match["content"].splitlines(keepends=True))
+    try:
+        found = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"its `# /// script` block is no TOML: {error}", file=module) from None
+    if not isinstance(found.get("dependencies", []), list) or not all(isinstance(one, str) for one in found.get("dependencies", [])):
+        raise ConfigError("dependencies in its `# /// script` block must be a list of texts", file=module)
+    return found

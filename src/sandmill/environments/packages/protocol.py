@@ -1,0 +1,121 @@
+"""What a package in its sandbox may answer, checked on our side. In: bytes that other people's code wrote. Out: records, or GraderFailed.
+
+The frames are worker.py's. Every text in a record was chosen by the package: data, never a path, a format or something to show as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from sandmill.environments.packages.worker import HEADER, LARGEST_BYTES
+from sandmill.environments.verdicts import reason_of
+from sandmill.errors import GraderFailed
+
+M = TypeVar("M", bound=msgspec.Struct)
+
+
+class Message(msgspec.Struct, frozen=True):
+    """One message of a prompt or an observation."""
+
+    role: str
+    content: str
+
+
+class Description(msgspec.Struct, frozen=True, kw_only=True):
+    """What a loaded package is. `splits`: tasks by split, null where they never end."""
+
+    name: str
+    version: str
+    splits: Mapping[str, int | None]
+    licence: str = ""
+    reward: str = "number"
+    """In words, for people: "0 or 1", "from -1 to 1"."""
+    passes_at: float = 1.0
+    """The reward from which on an episode counts as passed, unless the package says so itself."""
+    multi_turn: bool = False
+    tools: tuple[str, ...] = ()
+    """Function definitions, as JSON text."""
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One task as its package has it. `row` goes back to the package to grade and is never shown to a policy."""
+
+    prompt: str | tuple[Message, ...]
+    row: msgspec.Raw
+    id: str | None = None
+    identity: str | None = None
+    answer: str | None = None
+    """A completion that should get the full reward, where the package knows one."""
+    metadata: Mapping[str, str] = {}
+
+
+class Rows(msgspec.Struct, frozen=True, kw_only=True):
+    """Tasks of a split, from one number on."""
+
+    rows: tuple[Row, ...]
+
+
+class Score(msgspec.Struct, frozen=True, kw_only=True):
+    """What a grader said. `reward` and `parts` are finite; `passed` None: the reward decides."""
+
+    reward: float
+    parts: Mapping[str, float] = {}
+    passed: bool | None = None
+    answered: bool = True
+    """False: the package found no answer to grade."""
+
+
+class Opened(msgspec.Struct, frozen=True, kw_only=True):
+    """A session has begun: what the policy sees first, and the tools of this task beyond the package's own."""
+
+    prompt: str | tuple[Message, ...]
+    tools: tuple[str, ...] = ()
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """What the environment answered to one action. `reward`: of this step, None where the environment gives none."""
+
+    observation: str
+    done: bool = False
+    reward: float | None = None
+    ok: bool = True
+    """False: the action was one that the environment does not know."""
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """Why there is no answer. `cause`: deadline, exit, size, load or raised."""
+
+    cause: str
+    reason: str
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """One call of an adapter."""
+
+    method: str
+    params: Mapping[str, Any]
+    seed: int | None = None
+
+
+def frame(kind: int, session: int, body: bytes, deadline_s: float = 0.0) -> bytes:
+    """One frame to the worker; no deadline when it is 0. Raises GraderFailed for a body that is too large."""
+    if len(body) > LARGEST_BYTES:
+        raise GraderFailed(f"a call of {len(body)} bytes is more than the {LARGEST_BYTES} that a package takes")
+    return HEADER.pack(len(body), session, kind, max(1, int(deadline_s * 1000)) if deadline_s else 0) + body
+
+
+def read(body: bytes, kind: type[M], what: str) -> M:
+    """A record from a package's answer. Raises GraderFailed, naming the field."""
+    try:
+        found = msgspec.json.decode(body, type=kind)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise GraderFailed(f"{what} is not what it should be: {reason_of(error)}") from error
+    if isinstance(found, Score):
+        for name, value in (("reward", found.reward), *((f"part {name!a}", value) for name, value in found.parts.items())):
+            if not math.isfinite(value):
+                raise GraderFailed(f"the grader's {name} is {value}, not a finite number")
+    return found
