@@ -16,10 +16,13 @@ import msgspec
 from sandmill.config.manifest import EnvironmentSection
 from sandmill.environments.drawing import Drawn, draw
 from sandmill.environments.environment import Artifacts
+from sandmill.environments.foreign_interaction import ForeignInteraction, score_of, tools_of
 from sandmill.environments.formats import Plan, plan
+from sandmill.environments.interaction import Offer
 from sandmill.environments.packages.install import Installed, Report, install
 from sandmill.environments.packages.loaded import Launch, Lost
 from sandmill.environments.packages.protocol import Description, Row, Score
+from sandmill.environments.packages.seats import Seats
 from sandmill.environments.packages.service import PackageService
 from sandmill.environments.task import Boundary, Graded, InfrastructureFailure, NoAnswer, Submission, Task, Verdict
 from sandmill.environments.verdicts import reason_of
@@ -36,6 +39,8 @@ ROWS_S: Final = 600.0
 
 class ForeignEnvironment:
     """A package's tasks and grader. Belongs to the event loop that it first grades on; `close` ends its sandbox."""
+
+    offer = Offer(tools=())
 
     def __init__(
         self, plan: Plan, installed: Installed, description: Description, service: PackageService, splits: Mapping[str, Sequence[Drawn]]
@@ -107,6 +112,38 @@ class ForeignEnvironment:
         self.installed.use.release()
 
 
+class DialogueEnvironment(ForeignEnvironment):
+    """A package that answers what the model says or calls, each episode in a process of its own, and grades it there at its end."""
+
+    def __init__(
+        self, plan: Plan, installed: Installed, description: Description, service: PackageService, splits: Mapping[str, Sequence[Drawn]]
+    ) -> None:
+        super().__init__(plan, installed, description, service, splits)
+        self.offer = Offer(tools=tools_of(description.tools))
+        self.seats = Seats(service, description.sessions)
+
+    async def interact(self, task: Task, seed: int) -> ForeignInteraction:
+        """See `Interactive`."""
+        session, release = await self.seats.session()
+        return await ForeignInteraction.begin(session, self.row(task), seed, self.offer.tools, release)
+
+    async def grade(self, task: Task, submission: Submission, artifacts: Artifacts) -> Verdict:
+        """What the episode's own process made of it at its end."""
+        score = score_of(submission.record)
+        return self.verdict(score, submission)
+
+    def verdict(self, score: Score, submission: Submission) -> Verdict:
+        """An episode may end with a call, so that a missing answer means nothing unless the package says so."""
+        if not score.answered:
+            return NoAnswer(reward=score.reward, parts=score.parts)
+        return super().verdict(score, msgspec.structs.replace(submission, answer=submission.answer or ""))
+
+    async def close(self) -> None:
+        """See `ForeignEnvironment`."""
+        await self.seats.close()
+        await super().close()
+
+
 def load(reference: str, section: EnvironmentSection, report: Report = lambda line: None) -> ForeignEnvironment:
     """Installs what `reference` names, unless it is installed, loads it and draws its splits.
 
@@ -146,7 +183,9 @@ async def _drawn(plan: Plan, section: EnvironmentSection, installed: Installed, 
         if isinstance(error, SandboxError):
             raise
         raise EnvironmentFailed(f"environment {plan.name} could not be loaded: {error}") from error
-    return ForeignEnvironment(plan, installed, worker.description, service, splits)
+    spoken = worker.description.multi_turn or worker.description.tools
+    kind = DialogueEnvironment if spoken else ForeignEnvironment
+    return kind(plan, installed, worker.description, service, splits)
 
 
 def _digest(plan: Plan, installed: Installed, splits: Mapping[str, Sequence[Task]], rows: Mapping[str, Row]) -> str:
