@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import hashlib
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Final
 
 import msgspec
@@ -19,6 +20,7 @@ from sandmill.environments.environment import Artifacts
 from sandmill.environments.foreign_interaction import ForeignInteraction, score_of, tools_of
 from sandmill.environments.formats import Plan, plan
 from sandmill.environments.interaction import Offer
+from sandmill.environments.packages.asked import AskedService
 from sandmill.environments.packages.install import Installed, Report, install
 from sandmill.environments.packages.loaded import Launch, Lost
 from sandmill.environments.packages.protocol import Description, Row, Score
@@ -43,7 +45,7 @@ class ForeignEnvironment:
     offer = Offer(tools=())
 
     def __init__(
-        self, plan: Plan, installed: Installed, description: Description, service: PackageService, splits: Mapping[str, Sequence[Drawn]]
+        self, plan: Plan, installed: Installed, description: Description, service: AskedService, splits: Mapping[str, Sequence[Drawn]]
     ) -> None:
         self.plan = plan
         self.installed = installed
@@ -116,11 +118,15 @@ class DialogueEnvironment(ForeignEnvironment):
     """A package that answers what the model says or calls, each episode in a process of its own, and grades it there at its end."""
 
     def __init__(
-        self, plan: Plan, installed: Installed, description: Description, service: PackageService, splits: Mapping[str, Sequence[Drawn]]
+        self, plan: Plan, installed: Installed, description: Description, service: AskedService, splits: Mapping[str, Sequence[Drawn]]
     ) -> None:
         super().__init__(plan, installed, description, service, splits)
         self.offer = Offer(tools=tools_of(description.tools))
         self.seats = Seats(service, description.sessions)
+
+    def episode_turn(self) -> AbstractAsyncContextManager[object]:
+        """See `LimitedEpisodes`."""
+        return self.seats.turn()
 
     async def interact(self, task: Task, seed: int) -> ForeignInteraction:
         """See `Interactive`."""
@@ -154,15 +160,7 @@ def load(reference: str, section: EnvironmentSection, report: Report = lambda li
 
 async def _load(plan: Plan, section: EnvironmentSection, report: Report) -> ForeignEnvironment:
     installed = await install(plan.package, report)
-    service = PackageService(
-        Launch(
-            adapter=plan.adapter,
-            options=plan.load,
-            image=installed.record.image,
-            python=installed.interpreter.path,
-            memory=plan.common.memory,
-        )
-    )
+    service = _service(plan, installed)
     try:
         return await _drawn(plan, section, installed, service)
     except BaseException:
@@ -171,7 +169,23 @@ async def _load(plan: Plan, section: EnvironmentSection, report: Report) -> Fore
         raise
 
 
-async def _drawn(plan: Plan, section: EnvironmentSection, installed: Installed, service: PackageService) -> ForeignEnvironment:
+def _service(plan: Plan, installed: Installed) -> AskedService:
+    if plan.remote:
+        from sandmill.environments.formats.openenv_remote import RemoteService
+
+        return RemoteService(plan.remote, plan.load)
+    return PackageService(
+        Launch(
+            adapter=plan.adapter,
+            options=plan.load,
+            image=installed.record.image,
+            python=installed.interpreter.path,
+            memory=plan.common.memory,
+        )
+    )
+
+
+async def _drawn(plan: Plan, section: EnvironmentSection, installed: Installed, service: AskedService) -> ForeignEnvironment:
     try:
         worker = await service.worker()
 

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from sandmill.environments.interaction import Reaction
-from sandmill.environments.packages.loaded import PackageSession
+from sandmill.environments.packages.asked import AskedSession
 from sandmill.environments.packages.protocol import Message as Said
 from sandmill.environments.packages.protocol import Opened, Score, Step
 from sandmill.environments.task import Message, Role, Submission
@@ -31,7 +31,7 @@ _LONGEST_OBSERVATION: Final = 1 << 20
 class ForeignInteraction:
     """See `Interaction`. `release` gives the session's place back."""
 
-    def __init__(self, session: PackageSession, opening: tuple[Message, ...], release: Callable[[], None]) -> None:
+    def __init__(self, session: AskedSession, opening: tuple[Message, ...], release: Callable[[], None]) -> None:
         self.opening = opening
         self._session = session
         self._release = release
@@ -40,7 +40,7 @@ class ForeignInteraction:
 
     @classmethod
     async def begin(
-        cls, session: PackageSession, row: msgspec.Raw, seed: int, known: Sequence[Tool], release: Callable[[], None]
+        cls, session: AskedSession, row: msgspec.Raw, seed: int, known: Sequence[Tool], release: Callable[[], None]
     ) -> ForeignInteraction:
         """Opens the episode of a row. Raises GraderFailed, TimeoutError; then nothing of it is left."""
         try:

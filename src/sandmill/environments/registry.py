@@ -57,7 +57,7 @@ def get(reference: str, section: EnvironmentSection | None = None) -> Environmen
 
 def load(reference: str, section: EnvironmentSection) -> Environment:
     """As `get`, without the check of its tasks and with its grader in this process."""
-    if ":" in reference:
+    if ":" in reference and not ("://" in reference and is_foreign(reference)):
         return _own(reference, section)
     if reference in BUILTIN:
         return BUILTIN[reference](section)

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Iterator
 import msgspec
 
 from sandmill.environments.grading import grade_episode
-from sandmill.environments.interaction import Interaction, Reaction, interactive, offer_of
+from sandmill.environments.interaction import Interaction, Reaction, episode_turn, interactive, offer_of
 from sandmill.environments.task import (
     Boundary,
     Command,
@@ -309,6 +309,14 @@ class _Attempt:
 async def attempt(arena: Arena, task: Task, place: Place, sampling: Sampling) -> Episode:
     """Runs one attempt to its verdict. Raises only what ends the run (EngineDied, IsolationUnavailable, cancellation)."""
     state = _Attempt(arena, task, sampling)
+    async with contextlib.AsyncExitStack() as held:
+        with state.timeline.span(Stage.QUEUE):
+            await held.enter_async_context(episode_turn(arena.environment))
+        return await _attempt(state, place)
+
+
+async def _attempt(state: _Attempt, place: Place) -> Episode:
+    arena, task = state.arena, state.task
     with state.timeline.span(Stage.QUEUE):
         session = await arena.model.session(seed=derive(arena.seed, "episode", place.group, place.index, place.attempt))
     try:

@@ -75,6 +75,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     common: CommonOptions
     source: str
     """Where its tasks are from, for messages: a file, or the reference."""
+    remote: str = ""
+    """A server that is running already, by its URL; then nothing is installed and the adapter runs here."""
 
 
 class Format(Protocol):
