@@ -66,6 +66,7 @@ def load(options):
 def countdown(opened='{"prompt": f"count {self.left} down"}', source=ADAPTER):
     """The loaded environment; `opened` is what its `open` returns."""
     plan = Plan(
+        reference="test/countdown@1",
         name="test/countdown",
         version="1",
         package=Package(),
@@ -74,4 +75,4 @@ def countdown(opened='{"prompt": f"count {self.left} down"}', source=ADAPTER):
         common=CommonOptions(),
         source="countdown",
     )
-    return block_on(foreign._load(plan, EnvironmentSection(name="countdown", train_tasks=3, held_out_tasks=1), lambda line: None))
+    return block_on(foreign._load(plan, EnvironmentSection(name="countdown", train_tasks=3, held_out_tasks=1), lambda line: None, False))

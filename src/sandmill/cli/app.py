@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sandmill.cli import boxes, images
+from sandmill.cli import boxes, environments, images
 from sandmill.cli.failures import carried, report_failure
 from sandmill.errors import ConfigError
 
@@ -24,6 +24,7 @@ app = typer.Typer(
 )
 app.add_typer(boxes.app, name="sandbox")
 app.add_typer(images.app, name="image")
+app.add_typer(environments.app, name="env")
 
 RunFolder = Annotated[Path | None, typer.Option("--run", metavar="DIR", help="The run folder. Default: a new one under runs/.")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Overrides a key, such as spec.parameters.steps=10.")]

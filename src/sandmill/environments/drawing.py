@@ -40,9 +40,12 @@ class Drawn(NamedTuple):
 
 
 async def draw(
-    description: Description, section: EnvironmentSection, fetch: Fetch, source: str, *, allow_answers: bool
+    description: Description, section: EnvironmentSection, fetch: Fetch, source: str, *, allow_answers: bool, fit: bool = False
 ) -> dict[str, tuple[Drawn, ...]]:
-    """Splits `train` and `heldout` of the sizes that the section asks for. Raises ConfigError naming `source`, row and field."""
+    """Splits `train` and `heldout` of the sizes that the section asks for. Raises ConfigError naming `source`, row and field.
+
+    `fit`: smaller ones where there are fewer tasks.
+    """
     reader = _Reader(fetch, source, allow_answers)
     names = _names(description, source)
     sizes = {"train": section.train_tasks, "heldout": section.held_out_tasks}
@@ -50,16 +53,18 @@ async def draw(
     if len(set(names.values())) == 1:  # one pool for both
         pool = names["train"]
         count = description.splits[pool]
-        rows = await reader.endless(pool, sum(sizes.values()), set()) if count is None else await reader.whole(pool, count)
-        splits = _drawn(rows, sizes, section.seed, source)
+        rows = await reader.endless(pool, sum(sizes.values()), set(), fit) if count is None else await reader.whole(pool, count)
+        splits = _drawn(rows, _fitting(rows, sizes) if fit else sizes, section.seed, source)
     else:
         seen: set[str] = set()
         for split in ("heldout", "train"):
             count = description.splits[names[split]]
             if count is None:
-                splits[split] = tuple(await reader.endless(names[split], sizes[split], seen))
+                splits[split] = tuple(await reader.endless(names[split], sizes[split], seen, fit))
             else:
-                splits |= _drawn(await reader.whole(names[split], count), {split: sizes[split]}, section.seed, source)
+                rows = await reader.whole(names[split], count)
+                size = {split: sizes[split]}
+                splits |= _drawn(rows, _fitting(rows, size) if fit else size, section.seed, source)
             seen |= {one.task.identity for one in splits[split]}
     check_splits({name: [one.task for one in drawn] for name, drawn in splits.items()}, source)
     return {"train": splits["train"], "heldout": splits["heldout"]}
@@ -85,6 +90,15 @@ def _drawn(rows: Sequence[Drawn], sizes: Mapping[str, int], seed: int, source: s
     return {name: tuple(by_id[task.id] for task in tasks) for name, tasks in chosen.items()}
 
 
+def _fitting(rows: Sequence[Drawn], sizes: Mapping[str, int]) -> dict[str, int]:
+    """Sizes that the rows suffice for: of a pool for both, at most a third is held out."""
+    count = len({one.task.identity for one in rows})
+    if len(sizes) == 1:
+        return {name: min(size, count) for name, size in sizes.items()}
+    held_out = min(sizes["heldout"], max(1, count // 3))
+    return {"train": min(sizes["train"], count - held_out), "heldout": held_out}
+
+
 class _Reader:
     """Rows as tasks, every one checked."""
 
@@ -106,8 +120,8 @@ class _Reader:
             found += [self._task(split, start + index, row) for index, row in enumerate(rows)]
         return found
 
-    async def endless(self, split: str, wanted: int, seen: set[str]) -> list[Drawn]:
-        """The first rows whose identities are new."""
+    async def endless(self, split: str, wanted: int, seen: set[str], fit: bool) -> list[Drawn]:
+        """The first rows whose identities are new; with `fit`, as many as there are."""
         found: list[Drawn] = []
         seen, number, least = set(seen), 0, wanted + _MOST_MISSES
         while len(found) < wanted and number < wanted * _MOST_MISSES + least:
@@ -121,7 +135,7 @@ class _Reader:
                     seen.add(one.task.identity)
                     found.append(one)
             number += len(rows)
-        if len(found) < wanted:
+        if len(found) < wanted and not (fit and found):
             field = "spec.environment.trainTasks" if split == "train" else "spec.environment.heldOutTasks"
             raise ConfigError(
                 f"{self._source} makes only {len(found)} different tasks for split {split}, not {wanted}: ask for fewer", field=field

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Final
@@ -21,14 +22,15 @@ from sandmill.environments.foreign_interaction import ForeignInteraction, score_
 from sandmill.environments.formats import Plan, plan
 from sandmill.environments.interaction import Offer
 from sandmill.environments.packages.asked import AskedService
-from sandmill.environments.packages.install import Installed, Report, install
+from sandmill.environments.packages.install import Installed, Report, add_bytecode, install, remember
 from sandmill.environments.packages.loaded import Launch, Lost
 from sandmill.environments.packages.protocol import Description, Row, Score
 from sandmill.environments.packages.seats import Seats
 from sandmill.environments.packages.service import PackageService
+from sandmill.environments.packages.wheels import PYTHON
 from sandmill.environments.task import Boundary, Graded, InfrastructureFailure, NoAnswer, Submission, Task, Verdict
 from sandmill.environments.verdicts import reason_of
-from sandmill.errors import EnvironmentFailed, GraderFailed, SandboxError
+from sandmill.errors import EnvironmentFailed, GraderFailed
 from sandmill.sandboxes import Sandbox, SandboxSpec
 from sandmill.sandboxes.dual import block_on
 
@@ -37,6 +39,8 @@ PARALLEL: Final = 8
 GRADING_S: Final = 600.0
 """A grader's deadline when nobody sets a shorter one."""
 ROWS_S: Final = 600.0
+SLOW_LOAD_S: Final = 1.0
+"""A package that takes longer to load has its modules compiled."""
 
 
 class ForeignEnvironment:
@@ -150,19 +154,23 @@ class DialogueEnvironment(ForeignEnvironment):
         await super().close()
 
 
-def load(reference: str, section: EnvironmentSection, report: Report = lambda line: None) -> ForeignEnvironment:
+def load(reference: str, section: EnvironmentSection, report: Report = lambda line: None, *, fit: bool = False) -> ForeignEnvironment:
     """Installs what `reference` names, unless it is installed, loads it and draws its splits.
 
+    `fit`: with fewer tasks than the section asks for where there are fewer; otherwise that is refused.
     Raises ConfigError (an option, a row), UnknownEnvironment, EnvironmentFailed (with the package's own reason), SandboxError.
     """
-    return block_on(_load(plan(reference, section), section, report))
+    return block_on(_load(plan(reference, section), section, report, fit))
 
 
-async def _load(plan: Plan, section: EnvironmentSection, report: Report) -> ForeignEnvironment:
+async def _load(plan: Plan, section: EnvironmentSection, report: Report, fit: bool) -> ForeignEnvironment:
     installed = await install(plan.package, report)
     service = _service(plan, installed)
     try:
-        return await _drawn(plan, section, installed, service)
+        if isinstance(service, PackageService):
+            installed, service = await _warmed(plan, installed, service, report)
+            await remember(installed, plan.reference)
+        return await _drawn(plan, section, installed, service, fit)
     except BaseException:
         await service.close()
         installed.use.release()
@@ -174,32 +182,46 @@ def _service(plan: Plan, installed: Installed) -> AskedService:
         from sandmill.environments.formats.openenv_remote import RemoteService
 
         return RemoteService(plan.remote, plan.load)
-    return PackageService(
-        Launch(
-            adapter=plan.adapter,
-            options=plan.load,
-            image=installed.record.image,
-            python=installed.interpreter.path,
-            memory=plan.common.memory,
-        )
-    )
+    return PackageService(_launch(plan, installed))
 
 
-async def _drawn(plan: Plan, section: EnvironmentSection, installed: Installed, service: AskedService) -> ForeignEnvironment:
+def _launch(plan: Plan, installed: Installed) -> Launch:
+    return Launch(adapter=plan.adapter, options=plan.load, image=installed.record.image, python=PYTHON, memory=plan.common.memory)
+
+
+async def _warmed(plan: Plan, installed: Installed, service: PackageService, report: Report) -> tuple[Installed, PackageService]:
+    """The package loaded; after its first load, from an image in which what it imports is compiled."""
+    started = time.monotonic()
+    report(f"loading {plan.name}")
+    try:
+        worker = await service.worker()
+    except (GraderFailed, TimeoutError) as error:
+        raise _not_loaded(plan, error) from error
+    if installed.record.compiled or time.monotonic() - started < SLOW_LOAD_S:
+        return installed, service
+    report(f"compiling {len(worker.description.modules)} modules of {plan.name}")
+    await service.close()
+    installed = await add_bytecode(installed, worker.description.modules)
+    return installed, PackageService(_launch(plan, installed))
+
+
+async def _drawn(plan: Plan, section: EnvironmentSection, installed: Installed, service: AskedService, fit: bool) -> ForeignEnvironment:
     try:
         worker = await service.worker()
 
         async def fetch(split: str, start: int, stop: int) -> Sequence[Row]:
             return await worker.tasks(split, start, stop, timeout_s=ROWS_S)
 
-        splits = await draw(worker.description, section, fetch, plan.source, allow_answers=plan.common.allow_answers_in_prompts)
+        splits = await draw(worker.description, section, fetch, plan.source, allow_answers=plan.common.allow_answers_in_prompts, fit=fit)
     except (GraderFailed, TimeoutError) as error:
-        if isinstance(error, SandboxError):
-            raise
-        raise EnvironmentFailed(f"environment {plan.name} could not be loaded: {error}") from error
+        raise _not_loaded(plan, error) from error
     spoken = worker.description.multi_turn or worker.description.tools
     kind = DialogueEnvironment if spoken else ForeignEnvironment
     return kind(plan, installed, worker.description, service, splits)
+
+
+def _not_loaded(plan: Plan, error: Exception) -> EnvironmentFailed:
+    return EnvironmentFailed(f"environment {plan.name} could not be loaded: {error}")
 
 
 def _digest(plan: Plan, installed: Installed, splits: Mapping[str, Sequence[Task]], rows: Mapping[str, Row]) -> str:

@@ -102,7 +102,7 @@ def serving(app):
     while not server.started and time.monotonic() < deadline:
         time.sleep(0.005)
     try:
-        yield "ws://127.0.0.1:{}".format(server.servers[0].sockets[0].getsockname()[1])
+        yield f"ws://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
         server.should_exit = True
         thread.join(20)

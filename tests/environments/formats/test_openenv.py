@@ -154,7 +154,7 @@ def test_an_episode_without_any_reward_has_none_unless_it_was_cut_short():
 
 def test_a_reward_that_is_no_number_is_a_failure():
     async def work(environment, episode):
-        with pytest.raises(GraderFailed, match="the reward of a step is '1.0', not a number"):
+        with pytest.raises(GraderFailed, match=r"the reward of a step is '1\.0', not a number"):
             await episode.reply(word(environment))
 
     play(work, make(final="1.0"))
@@ -190,7 +190,7 @@ def test_a_server_that_is_not_there_says_so():
 
 
 def test_a_folder_without_a_manifest_or_with_a_broken_one_is_named(tmp_path):
-    with pytest.raises(UnknownEnvironment, match="openenv.yaml"):
+    with pytest.raises(UnknownEnvironment, match=r"openenv\.yaml"):
         plan(f"openenv/{tmp_path}", section("x"))
     (tmp_path / "openenv.yaml").write_text("name: [")
     with pytest.raises(ConfigError, match=r"openenv\.yaml"):
@@ -198,7 +198,7 @@ def test_a_folder_without_a_manifest_or_with_a_broken_one_is_named(tmp_path):
 
 
 def test_text_is_refused_where_an_action_is_no_single_text():
-    with serving(make(TWO)) as url, pytest.raises(EnvironmentFailed, match="set options.act to tool"):
+    with serving(make(TWO)) as url, pytest.raises(EnvironmentFailed, match=r"set options\.act to tool"):
         registry.get(f"openenv/{url}", section(url, act="text"))
     with serving(make(TEXT)) as url:
         environment = registry.get(f"openenv/{url}", section(url, act="tool"))

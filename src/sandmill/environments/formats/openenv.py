@@ -64,9 +64,8 @@ def plan(reference: Reference, section: EnvironmentSection) -> Plan:
         return _plan(reference, section, common, arguments, Manifest(name=reference.what, app=common.app), package=package)
     manifest = read_manifest(path)
     copied = Copied(source=str(path), place="server")
-    local = (*common.local, str(path)) if (path / "pyproject.toml").is_file() else common.local
-    own = [f"openenv=={reference.version}"] if reference.version else []
-    package = msgspec.structs.replace(common.package(own, files=(copied,)), local=local)
+    local = (str(path),) if (path / "pyproject.toml").is_file() else ()
+    package = common.package([f"openenv=={reference.version}"] if reference.version else [], files=(copied,), also_local=local)
     return _plan(reference, section, common, arguments, manifest, package=package, folder=f"{FILES}/server")
 
 
@@ -82,6 +81,7 @@ def _plan(
 ) -> Plan:
     seed = section.seed * _SPREAD % _FIRST
     return Plan(
+        reference=reference.text,
         name=f"openenv/{manifest.name}",
         version=str(manifest.version) or reference.version,
         adapter=adapter("openenv"),

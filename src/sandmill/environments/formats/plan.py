@@ -51,7 +51,7 @@ class CommonOptions(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     allow_answers_in_prompts: bool = False
     """Takes tasks whose prompt ends with their answer."""
 
-    def package(self, requirements: Iterable[str] = (), **more: Any) -> Package:
+    def package(self, requirements: Iterable[str] = (), also_local: tuple[str, ...] = (), **more: Any) -> Package:
         """What to install: the format's own requirements and the user's. Raises ConfigError."""
         parse_bytes(self.memory, field=f"{FIELD}.memory")
         asked = pinned(self.requirements, f"{FIELD}.requirements")
@@ -59,12 +59,13 @@ class CommonOptions(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         named = {text.partition("==")[0] for text in asked}
         kept = tuple(text for text in own if text.partition("==")[0].partition("[")[0] not in named)
         python = check_python(self.python, f"{FIELD}.python")
-        return Package(requirements=tuple(sorted({*kept, *asked})), local=self.local, python=python, **more)
+        return Package(requirements=tuple(sorted({*kept, *asked})), local=(*also_local, *self.local), python=python, **more)
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What to install, and how to load it."""
 
+    reference: str
     name: str
     version: str
     package: Package

@@ -31,6 +31,7 @@ def plan(reference: Reference, section: EnvironmentSection) -> Plan:
     requirements = pinned(script.get("dependencies", ()), "dependencies")
     copied = Copied(source=str(path), place="module" if path.is_dir() else f"module/{module.name}")
     return Plan(
+        reference=reference.text,
         name=f"python/{path.name.removesuffix('.py')}",
         version=reference.version,
         package=common.package(requirements, files=(copied,)),

@@ -23,6 +23,7 @@ def plan(reference: Reference, section: EnvironmentSection) -> Plan:
     common, config = parse_options(CommonOptions, section.options, others=True)
     seed = section.seed * _SPREAD % _FIRST
     return Plan(
+        reference=reference.text,
         name=f"reasoning-gym/{reference.what}",
         version=version,
         package=common.package([f"reasoning-gym=={version}"]),

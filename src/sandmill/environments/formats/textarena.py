@@ -30,6 +30,7 @@ def plan(reference: Reference, section: EnvironmentSection) -> Plan:
     common, arguments = parse_options(TextArenaOptions, section.options, others=True)
     seed = section.seed * _SPREAD % _FIRST
     return Plan(
+        reference=reference.text,
         name=f"textarena/{reference.what}",
         version=version,
         package=common.package([f"textarena=={version}"]),

@@ -19,6 +19,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from sandmill.environments.packages.package import FILES, Copied, Package
+from sandmill.environments.packages.wheels import PYTHON
 from sandmill.environments.verdicts import reason_of
 from sandmill.errors import EnvironmentFailed, SandboxFileError
 from sandmill.sandboxes import Completed, Image, Sandbox, SandboxSpec
@@ -75,16 +76,16 @@ Provide = Callable[[Package], Awaitable[Image]]
 """Installs the tools of a build; the image is held until the build is over."""
 
 
-async def build_wheel(source: Path, target: Path, python: tuple[str, str], provide: Provide) -> Path:
-    """Builds the project in `source` into the folder `target`. `python`: its version as asked for, and its path. Raises EnvironmentFailed."""
+async def build_wheel(source: Path, target: Path, python: str, provide: Provide) -> Path:
+    """Builds the project in `source` into the folder `target`. `python`: as a package names it. Raises EnvironmentFailed."""
     system = build_system(source)
     requires = system.requires
     for _ in range(_MOST_ROUNDS):
         for text in requires:
             _check(text, source)
         files = (Copied(source=str(source), place=f"source/{source.name}" if source.is_file() else "source"),)
-        image = await provide(Package(requirements=requires, files=files, python=python[0]))
-        wheel, more = await _run(source, target, python[1], image, system, requires)
+        image = await provide(Package(requirements=requires, files=files, python=python))
+        wheel, more = await _run(source, target, image, system, requires)
         if wheel is not None:
             return wheel
         requires = (*requires, *more)
@@ -141,7 +142,7 @@ def _check(text: str, source: Path) -> None:
 
 
 async def _run(
-    source: Path, target: Path, python: str, image: Image, system: BuildSystem, requires: tuple[str, ...]
+    source: Path, target: Path, image: Image, system: BuildSystem, requires: tuple[str, ...]
 ) -> tuple[Path | None, tuple[str, ...]]:
     asked = {
         "archive": source.name if source.is_file() else "",
@@ -153,7 +154,7 @@ async def _run(
     files = {"asked.json": msgspec.json.encode(asked), "build.py": _BUILD.encode()}
     async with await Sandbox.from_spec.aio(spec, files=files, server="") as sandbox:
         user = "user" if os.geteuid() else "root"
-        done = await sandbox.run.aio(python, "-s", "-P", "build.py", user=user, timeout=_BUILD_S, merge_stderr=True)
+        done = await sandbox.run.aio(PYTHON, "-P", "build.py", user=user, timeout=_BUILD_S, merge_stderr=True)
         if done.exit_code != 0:
             raise EnvironmentFailed(f"{source.name} could not be built: {_last_line(done)}")
         try:

@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from sandmill.environments.packages.building import build_wheel
+from sandmill.environments.packages.bytecode import compiled
 from sandmill.environments.packages.download import NoWheel, download
 from sandmill.environments.packages.interpreter import Interpreter, interpreter
 from sandmill.environments.packages.package import FILES, Copied, Package, digest_of_files, walk
@@ -36,9 +37,12 @@ from sandmill.sandboxes.images.layers import Attributes, Budget, LayerWriter, wa
 from sandmill.sandboxes.images.store import LayerRecord
 
 NAMES: Final = "env/"
+_LAYOUT: Final = "sandmill env 2"
+"""Changes when the same wheels would come to other files."""
 _KEY_DIGITS: Final = 32
 _WAIT_S: Final = 3600.0
 _MOST_BUILDS: Final = 40
+_MOST_REFERENCES: Final = 1000
 _PATH: Final = "/opt/env/bin:/usr/local/bin:/usr/bin:/bin"
 
 Report = Callable[[str], None]
@@ -54,6 +58,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     image: str
     wheels: tuple[Wheel, ...] = ()
     bytes: int = 0
+    references: tuple[str, ...] = ()
+    """The environments that were loaded from it."""
+    compiled: bool = False
+    """The modules that loading it imports have their bytecode."""
     created_s: float = 0.0
     """Seconds since 1970."""
     version: int = 1
@@ -78,7 +86,7 @@ def key_of(package: Package) -> str:
     local = digest_of_files(Copied(source=path, place=str(index)) for index, path in enumerate(package.local))
     plain = msgspec.structs.replace(package, local=(), files=())
     asked = [msgspec.json.encode(plain, order="deterministic"), local.encode(), digest_of_files(package.files).encode()]
-    asked.append(interpreter(package.python).identity.encode())
+    asked += [interpreter(package.python).identity.encode(), _LAYOUT.encode()]
     return hashlib.sha256(b"\0".join(asked)).hexdigest()[:_KEY_DIGITS]
 
 
@@ -97,6 +105,48 @@ def remove(key: str) -> None:
     if f"{NAMES}{key}" in store().names():
         raise ImageError(f"{NAMES}{key} is used by a live sandbox; stop it first")
     (_folder() / f"{key}.json").unlink(missing_ok=True)
+
+
+async def remember(installed: Installed, reference: str) -> None:
+    """Notes which environment a package is installed for."""
+    if reference not in installed.record.references:
+        await hop(_remember(installed.key, reference))
+
+
+async def _remember(key: str, reference: str) -> None:
+    async with _alone(key):
+        record = _read(_folder() / f"{key}.json")
+        if record is not None and reference not in record.references and len(record.references) < _MOST_REFERENCES:
+            record = msgspec.structs.replace(record, references=tuple(sorted({*record.references, reference})))
+            _write(_folder() / f"{key}.json", msgspec.json.encode(record))
+
+
+async def add_bytecode(installed: Installed, modules: Sequence[str]) -> Installed:
+    """Compiles what loading a package imported, once for all who use it. Returns it anew; the old one is released."""
+    return await hop(_add_bytecode(installed, modules))
+
+
+async def _add_bytecode(installed: Installed, modules: Sequence[str]) -> Installed:
+    async with _alone(installed.key):
+        found = await in_thread(lambda: _find(installed.key), _let_go)
+        if found is None or not found[0].compiled:
+            if found is not None:
+                found[1].release()
+            place = store()
+            image = await compiled(await in_thread(lambda: place.find(installed.record.image)), modules)
+            found = await in_thread(lambda: _keep_compiled(installed, image, place), _let_go)
+    installed.use.release()
+    return installed._replace(record=found[0], use=found[1])
+
+
+def _keep_compiled(installed: Installed, image: Image, place: Store) -> tuple[Record, Use]:
+    use = place.use(image)
+    place.save(image, f"{NAMES}{installed.key}")
+    size = sum(layer.bytes for name in image.layers if (layer := place.record(name)) is not None)
+    known = _read(_folder() / f"{installed.key}.json") or installed.record
+    record = msgspec.structs.replace(known, image=image.digest, compiled=True, bytes=size)
+    _write(_folder() / f"{installed.key}.json", msgspec.json.encode(record))
+    return record, use
 
 
 async def _install(package: Package, report: Report) -> Installed:
@@ -147,7 +197,7 @@ async def _fetch(package: Package, folder: Path, python: Interpreter, report: Re
             own.append(str(folder / Path(path).name))
         else:
             report(f"building {path}")
-            own.append(str(await _build(Path(path), folder, python, package.python)))
+            own.append(str(await _build(Path(path), folder, package.python)))
     await _download([*own, *package.requirements], folder, python, package, report, dependencies=True)
     await _download(list(package.bare), folder, python, package, report, dependencies=False)
     return sorted(folder.glob("*.whl"))
@@ -170,10 +220,10 @@ async def _download(
             missing = error.requirement
             source = await in_thread(lambda missing=missing: fetch_source(missing, folder))  # type: ignore[misc]
             report(f"building {source.name}")
-            await _build(source, folder, python, package.python)
+            await _build(source, folder, package.python)
 
 
-async def _build(source: Path, folder: Path, python: Interpreter, asked: str) -> Path:
+async def _build(source: Path, folder: Path, python: str) -> Path:
     """A wheel of a source, built in a sandbox; what it was built with is forgotten."""
     used: list[Installed] = []
 
@@ -182,7 +232,7 @@ async def _build(source: Path, folder: Path, python: Interpreter, asked: str) ->
         return store().find(used[-1].record.image)
 
     try:
-        return await build_wheel(source, folder, (asked, python.path), provide)
+        return await build_wheel(source, folder, python, provide)
     finally:
         for installed in used:
             installed.use.release()
@@ -195,17 +245,16 @@ def _seal(key: str, package: Package, python: Interpreter, paths: Sequence[Path]
     image, size, parts = HOST, 0, [python.identity]
     held: list[str] = []
     try:
-        if wheels:
-            layer = _digest("wheels", python.path, *(wheel.sha256 for wheel in wheels))
-            size += _layer(place, layer, lambda draft: unpack_wheels(paths, draft, python.path, place.limit_bytes))
-            held.append(layer)
+        layer = _digest("wheels", python.path, python.identity, *(wheel.sha256 for wheel in wheels))
+        size += _layer(place, layer, lambda draft: unpack_wheels(paths, draft, python, place.limit_bytes))
+        held.append(layer)
         if package.files:
             layer = _digest("files", digest_of_files(package.files))
             size += _layer(place, layer, lambda draft: _copy(package.files, draft, place.limit_bytes))
             held.append(layer)
         for layer in held:
             image = image.above(layer)
-        image = msgspec.structs.replace(image, env={"PATH": _PATH, "PYTHONPATH": "/opt/env/site"})
+        image = msgspec.structs.replace(image, env={"PATH": _PATH})
         parts += held
         record = Record(
             package=package,
@@ -301,7 +350,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _digest(*parts: str) -> str:
-    return "sha256:" + hashlib.sha256("\0".join(("sandmill env 1", *parts)).encode()).hexdigest()
+    return "sha256:" + hashlib.sha256("\0".join((_LAYOUT, *parts)).encode()).hexdigest()
 
 
-__all__ = ["Image", "Installed", "Record", "install", "key_of", "records", "remove"]
+__all__ = ["Image", "Installed", "Record", "add_bytecode", "install", "key_of", "records", "remember", "remove"]

@@ -24,10 +24,9 @@ from sandmill.sandboxes.dual import hop
 R = TypeVar("R")
 M = TypeVar("M", bound=msgspec.Struct)
 
-SITE: Final = "/opt/env/site"
-"""Where an image has the package and what it needs."""
 WORKDIR: Final = "/opt/worker"
-_PROGRAM: Final = "sandmill/environments/packages"
+_PROGRAM: Final = f"{WORKDIR}/program"
+_MODULES: Final = "sandmill/environments/packages"
 _ADAPTER: Final = f"{WORKDIR}/adapter.py"
 LOAD_TIMEOUT_S: Final = 180.0
 _LATE_S: Final = 10.0
@@ -98,7 +97,7 @@ class LoadedPackage:
             workdir=WORKDIR,
             image=launch.image,
         )
-        files = {f"{_PROGRAM}/{name}": Path(__file__).with_name(name).read_bytes() for name in ("worker.py", "answers.py")}
+        files = {f"program/{_MODULES}/{name}": Path(__file__).with_name(name).read_bytes() for name in ("worker.py", "answers.py")}
         files["adapter.py"] = launch.adapter.encode()
         sandbox = await Sandbox.from_spec.aio(spec, files=files, server="")
         try:
@@ -106,9 +105,8 @@ class LoadedPackage:
                 launch.python,
                 "-s",
                 "-P",
-                f"{WORKDIR}/{_PROGRAM}/worker.py",
-                SITE,
-                env={"PYTHONPATH": f"{WORKDIR}:{SITE}"},
+                f"{_PROGRAM}/{_MODULES}/worker.py",
+                env={"PYTHONPATH": _PROGRAM},
                 stdin=PIPE,
                 text=False,
                 max_output=2 * worker.LARGEST_BYTES,

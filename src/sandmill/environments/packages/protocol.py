@@ -42,6 +42,8 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     """Function definitions, as JSON text. A package with any is multi-turn."""
     sessions: int = 64
     """Episodes that one worker can play at once."""
+    modules: tuple[str, ...] = ()
+    """Files that loading it imported, by their paths inside."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,7 +26,6 @@ import select
 import selectors
 import shutil
 import signal
-import site
 import socket
 import struct
 import sys
@@ -121,7 +120,8 @@ class Zygote:
         asked = json.loads(body)
         try:
             self._adapter = load(asked)
-            answer = REPLY, encode(plain(answered(self._adapter.describe()), "the description"))
+            described = plain(answered(self._adapter.describe()), "the description")
+            answer = REPLY, encode({**described, "modules": _modules()})
         except BaseException as error:  # noqa: BLE001 - the reason goes to whoever asked
             return FAILED, failure("load", error)
         self._kept = _own_children()
@@ -302,6 +302,12 @@ def _seed(seed: int) -> None:
         numpy.random.seed(seed % 2**32)
 
 
+def _modules() -> list[str]:
+    """Files of everything imported so far."""
+    files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+    return sorted({file for file in files if isinstance(file, str)})
+
+
 def load(asked: dict[str, Any]) -> Any:
     """The adapter, with the package behind it loaded: what its `load(options)` returns."""
     spec = importlib.util.spec_from_file_location("sandmill_adapter", asked["adapter"])
@@ -379,8 +385,7 @@ def main() -> None:
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     libc.prctl(_PR_SET_DUMPABLE, 0)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    for folder in sys.argv[1:]:
-        site.addsitedir(folder)
+    os.environ.pop("PYTHONPATH", None)
     Zygote(requests, replies).serve()
 
 

@@ -1,0 +1,111 @@
+"""`sandmill env ...`: the options of its commands; their bodies are imported when they run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sandmill.cli.failures import carried
+
+app = typer.Typer(
+    help="Task sets with their graders: one's own, and those of other formats.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Reference = Annotated[str, typer.Argument(metavar="REFERENCE", help="shell@1.0.0, FORMAT/WHAT@VERSION, FILE.py:OBJECT or MODULE:OBJECT.")]
+Options = Annotated[list[str] | None, typer.Option("--option", "-o", metavar="KEY=VALUE", help="An option of it; may be repeated.")]
+Json = Annotated[bool, typer.Option("--json", help="JSON on stdout and nothing else.")]
+Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Decides which tasks are held out.")]
+
+
+@app.command(name="list")
+def list_environments(as_json: Json = False) -> None:
+    """Lists the formats, the built-in environments and what is installed."""
+    from sandmill.cli import environment
+
+    raise typer.Exit(carried(lambda: environment.list_environments(as_json=as_json)))
+
+
+@app.command()
+def add(reference: Reference, option: Options = None, as_json: Json = False) -> None:
+    """Installs an environment, loads it once and says what it is."""
+    from sandmill.cli import environment
+
+    wanted = environment.Wanted.of(reference, option)
+    raise typer.Exit(carried(lambda: environment.show(wanted, examples=0, as_json=as_json)))
+
+
+@app.command()
+def show(
+    reference: Reference,
+    option: Options = None,
+    seed: Seed = 42,
+    examples: Annotated[int, typer.Option("--examples", min=0, max=50, metavar="N", help="Prompts to show.")] = 1,
+    as_json: Json = False,
+) -> None:
+    """Says what an environment is, and shows some of its prompts. Installs it if need be."""
+    from sandmill.cli import environment
+
+    wanted = environment.Wanted.of(reference, option, seed=seed)
+    raise typer.Exit(carried(lambda: environment.show(wanted, examples=examples, as_json=as_json)))
+
+
+@app.command()
+def check(
+    reference: Reference,
+    option: Options = None,
+    seed: Seed = 42,
+    tasks: Annotated[int, typer.Option("--tasks", min=1, metavar="N", help="Tasks of each split to check.")] = 8,
+    repeats: Annotated[int, typer.Option("--repeats", "-k", min=1, metavar="K", help="How often each answer is graded.")] = 2,
+    as_json: Json = False,
+) -> None:
+    """Grades each task's own answer (must pass), junk and silence (must not)."""
+    from sandmill.cli import environment
+
+    wanted = environment.Wanted.of(reference, option, seed=seed, tasks=tasks)
+    raise typer.Exit(carried(lambda: environment.check(wanted, repeats=repeats, as_json=as_json)))
+
+
+@app.command()
+def run(
+    reference: Reference,
+    answer: Annotated[str | None, typer.Option("--answer", metavar="TEXT", help="The answer to grade; - reads it from stdin.")] = None,
+    task: Annotated[str | None, typer.Option("--task", metavar="ID", help="The task. Default: the first of the training split.")] = None,
+    expected: Annotated[bool, typer.Option("--expected", help="Grades the environment's own answer.")] = False,
+    option: Options = None,
+    seed: Seed = 42,
+    as_json: Json = False,
+) -> None:
+    """Plays one task with a given answer and prints the verdict; without an answer, prints the prompt."""
+    from sandmill.cli import environment
+
+    wanted = environment.Wanted.of(reference, option, seed=seed)
+    raise typer.Exit(carried(lambda: environment.run(wanted, task, answer, expected=expected, as_json=as_json)))
+
+
+@app.command()
+def rm(names: Annotated[list[str], typer.Argument(metavar="KEY|REFERENCE...", help="What is no longer wanted, as listed.")]) -> None:
+    """Removes installed packages and frees their space."""
+    from sandmill.cli import environment
+
+    raise typer.Exit(carried(lambda: environment.remove(names)))
+
+
+@app.command()
+def prune() -> None:
+    """Removes every installed package that no live sandbox uses."""
+    from sandmill.cli import environment
+
+    raise typer.Exit(carried(environment.prune))
+
+
+@app.command()
+def init(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder to make.")]) -> None:
+    """Writes a small environment of one's own that works, to change."""
+    from sandmill.cli import environment
+
+    raise typer.Exit(carried(lambda: environment.init(folder)))

@@ -1,0 +1,148 @@
+"""Runs beside verl's rewards, in their sandbox: rows of its data sets as tasks, `compute_score` as the grader."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.metadata
+import importlib.util
+import inspect
+import json
+import os
+import sys
+import types
+from typing import Any
+
+COLUMNS = ("data_source", "prompt", "reward_model")
+MATH = ("lighteval/MATH", "DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500")
+
+
+class Verl:
+    """The rows of one or two files, and one reward function."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.bundled = options["reward"] is None
+        self.function = bundled() if self.bundled else own(options["reward"], options["function"])
+        self.rows = {
+            split: [self._row(row, file["name"], number) for number, row in enumerate(rows_of(file))]
+            for split, file in options["data"].items()
+        }
+
+    def describe(self) -> dict[str, Any]:
+        """See protocol.Description. verl's bundled rewards for competition mathematics go from -1 to 1."""
+        version = importlib.metadata.version("verl") if self.bundled else "0"
+        splits = {split: len(rows) for split, rows in self.rows.items()}
+        return {"name": "verl", "version": version, "splits": splits, "reward": "a number, its range as the reward function has it"}
+
+    def tasks(self, split: str, start: int, stop: int) -> list[dict[str, Any]]:
+        """See protocol.Row."""
+        return self.rows[split][start:stop]
+
+    def _row(self, row: dict[str, Any], file: str, number: int) -> dict[str, Any]:
+        place = f"{file}, row {number}"
+        for column in COLUMNS:
+            if row.get(column) is None:
+                near = difflib.get_close_matches(column, row, n=1, cutoff=0.6)
+                raise LookupError(f"{place}: column {column!r} is missing{f', or is it {near[0]!r}?' if near else ''}")
+        model = row["reward_model"]
+        if not isinstance(model, dict) or model.get("ground_truth") is None:
+            raise LookupError(f"{place}: column 'reward_model' has no ground_truth")
+        messages = [self._message(message, place) for message in row["prompt"]] if isinstance(row["prompt"], (list, tuple)) else None
+        if not messages:
+            raise TypeError(f"{place}: column 'prompt' is a {type(row['prompt']).__name__}, not a list of messages")
+        source = str(row["data_source"])
+        more = without_none(row.get("extra_info") or {})
+        if not isinstance(more, dict):
+            raise TypeError(f"{place}: column 'extra_info' is a {type(more).__name__}, not a mapping")
+        return {
+            "prompt": messages,
+            "answer": answer_of(source, model["ground_truth"]) if self.bundled else None,
+            "id": None if row.get("id") is None else str(row["id"]),
+            "metadata": {"data_source": source, **({"ability": str(row["ability"])} if row.get("ability") else {})},
+            "row": {"data_source": source, "ground_truth": model["ground_truth"], "extra_info": more},
+        }
+
+    def _message(self, message: Any, place: str) -> dict[str, str]:
+        if not isinstance(message, dict) or not isinstance(message.get("content"), str):
+            raise TypeError(f"{place}: column 'prompt' holds {message!a:.60}, not a message with role and content as text")
+        return {"role": str(message.get("role", "user")), "content": message["content"]}
+
+    async def grade(self, row: dict[str, Any], answer: str | None, context: dict[str, Any]) -> Any:
+        """As verl calls it: by keyword, with the number of turns in extra_info. A mapping's other numbers are parts of the score."""
+        extra = {**row["extra_info"], "num_turns": context.get("turns", 1), "rollout_reward_scores": {}}
+        found = self.function(data_source=row["data_source"], solution_str=answer or "", ground_truth=row["ground_truth"], extra_info=extra)
+        if inspect.isawaitable(found):
+            found = await found
+        if not isinstance(found, dict):
+            return found
+        if "score" not in found:
+            raise LookupError(f"the reward function returned a mapping without 'score': it has {', '.join(map(str, found))[:100]}")
+        parts = {str(name): value for name, value in found.items() if name != "score" and isinstance(value, (bool, int, float))}
+        return {"reward": found["score"], "parts": parts}
+
+
+def rows_of(file: dict[str, str]) -> list[dict[str, Any]]:
+    """The rows of a parquet, json or jsonl file."""
+    path = file["file"]
+    if path.endswith(".parquet"):
+        import pyarrow.parquet
+
+        rows = pyarrow.parquet.read_table(path).to_pylist()
+    else:
+        with open(path, encoding="utf-8") as stream:
+            rows = [json.loads(line) for line in stream if line.strip()] if path.endswith(".jsonl") else json.load(stream)
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise TypeError(f"{file['name']} is no list of rows")
+    return rows
+
+
+def without_none(value: Any) -> Any:
+    """Parquet gives every row the keys of all, as None; a reward function's `get(key, default)` must not meet those."""
+    if isinstance(value, dict):
+        return {key: without_none(inner) for key, inner in value.items() if inner is not None}
+    return [without_none(inner) for inner in value] if isinstance(value, list) else value
+
+
+def answer_of(source: str, truth: Any) -> str | None:
+    """A completion that verl's bundled reward for this source takes as right, where it is plain how one looks."""
+    if isinstance(truth, dict) and source.startswith("searchR1_"):
+        target = truth.get("target")
+        return f"<answer>{target[0] if isinstance(target, list) and target else target}</answer>"
+    if not isinstance(truth, (str, int, float)):
+        return None
+    if source == "openai/gsm8k":
+        return f"#### {truth}"
+    if source in MATH:
+        return f"\\boxed{{{truth}}}"
+    return f"Answer: {truth}" if source in ("math_dapo", "math", "math_dapo_reasoning") or source.startswith("aime") else None
+
+
+def bundled() -> Any:
+    """verl's own dispatch, without `import verl`, which would want ray and torch."""
+    where = os.path.dirname(importlib.metadata.distribution("verl").locate_file("verl/protocol.py"))  # type: ignore[call-overload]
+    for name, path in (("verl", str(where)), ("verl.utils", os.path.join(str(where), "utils"))):
+        module = types.ModuleType(name)
+        module.__path__ = [path]
+        sys.modules[name] = module
+    return importlib.import_module("verl.utils.reward_score").default_compute_score
+
+
+def own(path: str, function: str) -> Any:
+    """A function of a file, whose folder is importable."""
+    sys.path.insert(0, os.path.dirname(path))
+    spec = importlib.util.spec_from_file_location("custom_module", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["custom_module"] = module
+    spec.loader.exec_module(module)
+    found = getattr(module, function, None)
+    if not callable(found):
+        near = difflib.get_close_matches(function, vars(module), n=1, cutoff=0.4)
+        raise AttributeError(f"{os.path.basename(path)} has no function {function!r}{f'; did you mean {near[0]!r}?' if near else ''}")
+    return found
+
+
+def load(options: dict[str, Any]) -> Verl:
+    """The files and the reward function that `options` name."""
+    return Verl(options)
