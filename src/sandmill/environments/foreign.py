@@ -186,7 +186,14 @@ def _service(plan: Plan, installed: Installed) -> AskedService:
 
 
 def _launch(plan: Plan, installed: Installed) -> Launch:
-    return Launch(adapter=plan.adapter, options=plan.load, image=installed.record.image, python=PYTHON, memory=plan.common.memory)
+    return Launch(
+        adapter=plan.adapter,
+        beside=plan.beside,
+        options=plan.load,
+        image=installed.record.image,
+        python=PYTHON,
+        memory=plan.common.memory,
+    )
 
 
 async def _warmed(plan: Plan, installed: Installed, service: PackageService, report: Report) -> tuple[Installed, PackageService]:
@@ -227,7 +234,7 @@ def _not_loaded(plan: Plan, error: Exception) -> EnvironmentFailed:
 def _digest(plan: Plan, installed: Installed, splits: Mapping[str, Sequence[Task]], rows: Mapping[str, Row]) -> str:
     """Over what is installed, how it is loaded, and every task drawn with its answer."""
     whole = hashlib.sha256(f"{plan.name}\0{installed.record.digest}\0{plan.adapter}\0".encode())
-    whole.update(msgspec.json.encode([plan.load, plan.common], order="deterministic"))
+    whole.update(msgspec.json.encode([plan.load, plan.common, plan.beside], order="deterministic"))
     for split, tasks in splits.items():
         for task in tasks:
             whole.update(f"{split}\0{task.id}\0{task.identity}\0{task.prompt}\0{rows[task.id].answer}\0".encode("utf-8", "surrogatepass"))

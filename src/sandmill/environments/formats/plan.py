@@ -71,6 +71,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     package: Package
     adapter: str
     """Source of the program that loads it."""
+    beside: Mapping[str, str] = {}
+    """Sources of modules that it imports, by name."""
     load: Mapping[str, Any]
     """What the adapter's `load` is given."""
     common: CommonOptions
