@@ -11,6 +11,8 @@ import json
 import time
 from typing import Any
 
+from turns import words
+
 MODEL = "policy"
 
 
@@ -99,12 +101,12 @@ class Rollout:
 
     def completion(self, messages: list[dict[str, Any]]) -> list[Message]:
         """What was said after the prompt, with the words that the model wrote beside its calls."""
-        words = self._words(messages)
+        said = words(self.mine, messages)
         found = []
         for message in self.state["completion"] or []:
             fields = message if isinstance(message, dict) else message.model_dump(exclude_none=True)
-            if fields.get("role") == "assistant" and words:
-                fields = {**fields, "content": words.pop(0)}
+            if fields.get("role") == "assistant" and said:
+                fields = {**fields, "content": said.pop(0)}
             calls = [Message(both_ways(one), kind("ToolCall")) for one in fields.get("tool_calls") or []]
             names = {"assistant": "AssistantMessage", "tool": "ToolMessage", "user": "UserMessage", "system": "SystemMessage"}
             own = {**fields, "tool_calls": calls} if calls else {key: value for key, value in fields.items() if key != "tool_calls"}
@@ -112,23 +114,6 @@ class Rollout:
                 own.setdefault("tool_calls", None)
             found.append(Message(own, kind(names.get(str(fields.get("role")), ""))))
         return found
-
-    def _words(self, messages: list[dict[str, Any]]) -> list[str]:
-        """Of each turn that the environment saw; a message with several calls stands beside the first of them."""
-        left, words = list(self.mine), []
-        for message in messages:
-            if message["role"] != "assistant":
-                continue
-            text = message["text"]
-            wanted: list[dict[str, Any] | None] = [
-                {"name": call["name"], "arguments": json.loads(call["arguments"])} for call in message["calls"]
-            ]
-            for one in wanted or [None]:
-                if left and (left[0]["call"] == one):
-                    left.pop(0)
-                    words.append(text)
-                    text = ""
-        return words if not left else [one["text"] for one in self.mine]
 
 
 def kind(name: str) -> type | None:
