@@ -239,9 +239,8 @@ def init(folder: Path) -> int:
     except OSError as error:
         raise ConfigError(f"cannot be written: {error.strerror}", file=place) from None
     where = inert(str(folder), limit=200)
-    sys.stdout.write(
-        f"wrote {inert(str(place), limit=200)}; try it:\n  sandmill env check python/{where}\n  sandmill env run python/{where} --answer 42\n"
-    )
+    sys.stdout.write(f"wrote {inert(str(place), limit=200)}; try it:\n")
+    sys.stdout.write(f"  sandmill env check python/{where}\n  sandmill env run python/{where} --answer 42\n")
     return 0
 
 

@@ -37,7 +37,7 @@ from sandmill.sandboxes.images.layers import Attributes, Budget, LayerWriter, wa
 from sandmill.sandboxes.images.store import LayerRecord
 
 NAMES: Final = "env/"
-_LAYOUT: Final = "sandmill env 2"
+_LAYOUT: Final = "sandmill env 3"
 """Changes when the same wheels would come to other files."""
 _KEY_DIGITS: Final = 32
 _WAIT_S: Final = 3600.0
@@ -179,7 +179,7 @@ def _find(key: str) -> tuple[Record, Use] | None:
 async def _make(key: str, package: Package, python: Interpreter, report: Report) -> tuple[Record, Use]:
     place = store()
     folder = _folder() / f"{key}.wheels"
-    await in_thread(_sweep)
+    await in_thread(lambda: _sweep(folder))
     folder.mkdir(mode=0o700)
     try:
         wheels = await _fetch(package, folder, python, report)
@@ -316,8 +316,9 @@ async def _alone(key: str) -> AsyncIterator[None]:
         os.close(descriptor)
 
 
-def _sweep() -> None:
-    """Removes what killed installers were fetching."""
+def _sweep(own: Path) -> None:
+    """Removes what killed installers were fetching; `own`, whose lock is held here, is one of theirs too."""
+    shutil.rmtree(own, ignore_errors=True)
     for left in _folder().glob("*.wheels"):
         with contextlib.suppress(FileNotFoundError):
             descriptor = os.open(left.with_suffix(".lock"), os.O_RDWR | os.O_CLOEXEC)

@@ -7,15 +7,16 @@ import hashlib
 import subprocess
 import sys
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from packaging.requirements import InvalidRequirement, Requirement
-from unearth import Link, PackageFinder
-from unearth.errors import UnpackError
 
 from sandmill.config.hosts import PRESETS
 from sandmill.environments.verdicts import reason_of
 from sandmill.errors import EnvironmentFailed
+
+if TYPE_CHECKING:
+    from unearth import Link, PackageFinder
 
 _ASK_S: Final = 60.0
 _LARGEST_ARCHIVE: Final = 1 << 30
@@ -24,6 +25,9 @@ _CHUNK: Final = 1 << 20
 
 def fetch_source(requirement: str, target: Path) -> Path:
     """The newest source archive that fits, in the folder `target`. Raises EnvironmentFailed."""
+    from unearth import PackageFinder  # takes a quarter of a second, and hardly anything is there as source only
+    from unearth.errors import UnpackError
+
     try:
         wanted = Requirement(requirement)
     except InvalidRequirement:
@@ -72,13 +76,15 @@ def _configured() -> tuple[list[str], list[str]]:
         timeout=_ASK_S,
         check=False,
     )
-    found: dict[str, list[str]] = {"index-url": [], "extra-index-url": [], "find-links": []}
+    found: dict[str, list[str]] = {"index-url": [], "extra-index-url": [], "find-links": [], "no-index": []}
     for line in asked.stdout.splitlines():
         key, _, value = line.partition("=")
         name = key.rpartition(".")[2]
         if name in found:
             words = str(ast.literal_eval(value)).split()
             found[name] = words if name == "index-url" else [*found[name], *words]
+    if found["no-index"] and found["no-index"][-1].lower() in ("1", "true", "yes", "on"):
+        return [], found["find-links"]
     return [*(found["index-url"] or [f"https://{PRESETS['pypi'][0]}/simple"]), *found["extra-index-url"]], found["find-links"]
 
 

@@ -92,13 +92,13 @@ def _unpack(archive: zipfile.ZipFile, writer: LayerWriter, site: str) -> None:
             raise ImageError(f"{info.filename[:200]!a} in a wheel is a link, which wheels have none of")
         with archive.open(info) as contents:
             attributes = Attributes(0o755 if executable else 0o644, mtime_ns=_MTIME_NS)
-            if not is_script:
+            if is_script:
+                data = contents.read(_LARGEST_SCRIPT)
+                if data.startswith(b"#!python"):
+                    data = b"#!" + PYTHON.encode() + data.removeprefix(b"#!python")
+                writer.file(place, attributes, len(data), io.BytesIO(data).read)
+            else:
                 writer.file(place, attributes, info.file_size, contents.read)
-                continue
-            data = contents.read(_LARGEST_SCRIPT)
-            if data.startswith(b"#!python"):
-                data = b"#!" + PYTHON.encode() + data.removeprefix(b"#!python")
-            writer.file(place, attributes, len(data), io.BytesIO(data).read)
         if info.filename.endswith(".dist-info/entry_points.txt") and info.filename.count("/") == 1:
             _console_scripts(archive, info, writer)
 
