@@ -20,6 +20,7 @@ FORMATS: Final[Mapping[str, str]] = {
     "python": "sandmill.environments.formats.python_module",
     "verifiers": "sandmill.environments.formats.verifiers_v0",
     "verifiers-v1": "sandmill.environments.formats.verifiers_v1",
+    "nemo-gym": "sandmill.environments.formats.nemo_gym",
     "openenv": "sandmill.environments.formats.openenv",
     "textarena": "sandmill.environments.formats.textarena",
 }

@@ -30,7 +30,7 @@ class Copied(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Package(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that is installed: pinned requirements, those to take `bare` (without what they ask for), and one's own.
+    """Everything that is installed: pinned requirements, those to take `bare` (without what they ask for, Python included), and one's own.
 
     `python`: "3.11", or empty for the one that sandboxes have.
     """
