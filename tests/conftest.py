@@ -3,5 +3,9 @@
 from __future__ import annotations
 
 import signal
+import sys
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+collect_ignore = [] if any("peers" in word for word in sys.argv[1:]) else ["peers"]
+"""Packages from an index, which take minutes to install, are for scripts/peers."""

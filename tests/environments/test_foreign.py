@@ -27,11 +27,6 @@ def reward(completion, answer):
         return None
     if completion == "raise":
         raise ValueError("odd")
-    if completion == "die":
-        import os, signal
-        os.kill(os.getppid(), signal.SIGKILL)
-        import time
-        time.sleep(30)
     if completion == "parts":
         return {"reward": 0.5, "parts": {"close": 1}}
     return completion.strip() == answer
@@ -118,9 +113,29 @@ def test_a_grader_that_raises_is_a_failure_and_the_next_one_is_graded(module):
 
 
 def test_a_package_that_is_lost_is_started_again(module):
-    environment = get(module())
-    lost, after = graded(environment, ["die", "right"])
-    assert isinstance(lost, InfrastructureFailure)
+    environment = get(
+        module(
+            SUMS.replace("SPLITS", "import time\nSPLITS", 1).replace(
+                '"raise":', '"wait":\n        time.sleep(60)\n    if completion == "raise":', 1
+            )
+        )
+    )
+
+    async def main():
+        task = environment.splits["train"][0]
+        waiting = asyncio.ensure_future(grade_episode(environment, task, Submission(answer="wait"), None, timeout_s=60))
+        await asyncio.sleep(0.5)
+        worker = await environment.service.worker()
+        await worker._process.kill.aio()
+        try:
+            return await waiting, await grade_episode(environment, task, Submission(answer=environment.expected_answer(task)), None)
+        finally:
+            await environment.close()
+
+    lost, after = asyncio.run(main())
+    assert lost == InfrastructureFailure(
+        boundary=Boundary.GRADER, reason="the package's process is gone: signal 9 ended it", retryable=True
+    )
     assert after == Graded(reward=1.0, passed=True)
 
 

@@ -205,8 +205,14 @@ def test_a_damaged_wheel_is_named(index):
 
 
 def test_a_python_that_is_not_there_is_one_sentence():
-    with pytest.raises(EnvironmentFailed, match=r"needs python3\.42, which sandboxes here do not have \(python3"):
+    with pytest.raises(EnvironmentFailed, match=r"needs python3\.42, which this machine does not have \(python3"):
         installed(Package(python="3.42"), "-c", "")
+
+
+def test_a_python_that_lies_elsewhere_comes_along():
+    base = str(Path(sys.base_prefix, "bin", f"python3.{sys.version_info.minor}"))
+    script = "import ctypes, json, sqlite3, ssl, subprocess, sys; subprocess.run([sys.executable, '-c', 'import sys; print(sys.version.split()[0])'])"
+    assert installed(Package(python=base), "-c", script) == sys.version.split()[0]
 
 
 def test_what_needs_another_python_is_one_sentence(index):

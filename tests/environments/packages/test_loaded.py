@@ -290,3 +290,76 @@ def test_a_worker_that_speaks_out_of_turn_is_ended(garbage):
 
     with pytest.raises(Lost):
         asyncio.run(main())
+
+
+NOSY = """
+def attempt(work):
+    try:
+        return f"did it: {work()}"
+    except OSError as error:
+        return type(error).__name__
+if answer == "who":
+    return float(os.getuid())
+if answer == "kill":
+    return 1.0 if attempt(lambda: os.kill(os.getppid(), signal.SIGKILL)) == "PermissionError" else 0.0
+if answer == "memory":
+    return 1.0 if attempt(lambda: open(f"/proc/{os.getppid()}/mem", "rb").read(1)) == "PermissionError" else 0.0
+if answer == "leave":
+    for place in ("/tmp/call", "/var/tmp/call", "/dev/shm/call"):
+        open(place, "w").close()
+    return 1.0
+if answer == "find":
+    return float(sum(os.path.exists(place) for place in ("/tmp/call", "/var/tmp/call", "/dev/shm/call")))
+if answer == "neighbours":
+    base = os.path.dirname(os.getcwd())
+    return 1.0 if attempt(lambda: os.listdir(base)) == "PermissionError" else 0.0
+if answer == "forks":
+    made = 0
+    try:
+        while made < 1000:
+            if os.fork() == 0:
+                time.sleep(600)
+            made += 1
+    except OSError:
+        pass
+    return float(made < 100)
+if answer == "junk":
+    import struct
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            os.write(int(fd), struct.pack(">IIBI", 4, 1, 12, 0) + b"junk")
+        except OSError:
+            pass
+    os._exit(0)
+return 1.0
+"""
+
+
+def nosy(answers):
+    async def work(package):
+        (row,) = await package.tasks("train", 0, 1, timeout_s=20)
+        found = []
+        for answer in answers:
+            try:
+                found.append((await package.grade(row.row, answer, timeout_s=30)).reward)
+            except GraderFailed as error:
+                found.append(str(error))
+        return found
+
+    return with_package(work, adapter(NOSY))
+
+
+def test_each_call_is_another_user_without_a_hold_on_the_worker():
+    first, second, *others = nosy(["who", "who", "kill", "memory", "neighbours", "forks", "ok"])
+    assert 20_000 <= first < second < 40_000
+    assert others == [1.0] * 5
+
+
+def test_files_that_a_call_left_where_all_may_write_are_removed():
+    assert nosy(["leave", "find"]) == [1.0, 0.0]
+
+
+def test_a_reason_that_is_none_is_a_failure_of_that_call_alone():
+    failed, after = nosy(["junk", "ok"])
+    assert "the reason for a failure is not what it should be" in failed
+    assert after == 1.0

@@ -43,7 +43,7 @@ class CommonOptions(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     local: tuple[str, ...] = ()
     """Wheels, source archives and project folders to install."""
     python: str = ""
-    """"3.12"; empty for the Python that sandboxes have."""
+    """"3.12", or the path of a Python; empty for the one that sandboxes have."""
     memory: str = "2Gi"
     """Of the sandbox that the package runs in."""
     pass_at: float | None = None

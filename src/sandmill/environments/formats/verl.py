@@ -36,7 +36,7 @@ def plan(reference: Reference, section: EnvironmentSection) -> Plan:
     copied, data = [], {}
     for split, text in sources.items():
         path = _file(text, "spec.environment.name" if split == "train" else f"{FIELD}.heldOut")
-        copied.append(Copied(source=str(path), place=f"data/{split}{path.suffix}"))
+        copied.append(Copied(source=str(path), place=f"data/{split}{path.suffix}", secret=True))
         data[split] = {"file": f"{FILES}/data/{split}{path.suffix}", "name": text}
     reward, function = _reward(options.reward, reference)
     if reward is not None:

@@ -25,10 +25,10 @@ import msgspec
 from sandmill.environments.packages.building import build_wheel
 from sandmill.environments.packages.bytecode import compiled
 from sandmill.environments.packages.download import NoWheel, download
-from sandmill.environments.packages.interpreter import Interpreter, interpreter
+from sandmill.environments.packages.interpreter import Interpreter, bring, interpreter
 from sandmill.environments.packages.package import FILES, Copied, Package, digest_of_files, walk
 from sandmill.environments.packages.sources import fetch_source
-from sandmill.environments.packages.wheels import Wheel, unpack_wheels, wheel_of
+from sandmill.environments.packages.wheels import MTIME_NS, Wheel, unpack_wheels, wheel_of
 from sandmill.errors import EnvironmentFailed, ImageError
 from sandmill.sandboxes.backends.native import state
 from sandmill.sandboxes.dual import hop, in_thread
@@ -37,7 +37,7 @@ from sandmill.sandboxes.images.layers import Attributes, Budget, LayerWriter, wa
 from sandmill.sandboxes.images.store import LayerRecord
 
 NAMES: Final = "env/"
-_LAYOUT: Final = "sandmill env 3"
+_LAYOUT: Final = "sandmill env 4"
 """Changes when the same wheels would come to other files."""
 _KEY_DIGITS: Final = 32
 _WAIT_S: Final = 3600.0
@@ -245,6 +245,10 @@ def _seal(key: str, package: Package, python: Interpreter, paths: Sequence[Path]
     image, size, parts = HOST, 0, [python.identity]
     held: list[str] = []
     try:
+        if python.prefix:
+            layer = _digest("python", python.digest)
+            size += _layer(place, layer, lambda draft: bring(python, draft, place.limit_bytes))
+            held.append(layer)
         layer = _digest("wheels", python.path, python.identity, *(wheel.sha256 for wheel in wheels))
         size += _layer(place, layer, lambda draft: unpack_wheels(paths, draft, python, place.limit_bytes))
         held.append(layer)
@@ -289,11 +293,10 @@ def _layer(place: Store, digest: str, write: Callable[[Path], None]) -> int:
 
 def _copy(copied: Sequence[Copied], draft: Path, max_bytes: int) -> None:
     writer = LayerWriter(draft, Budget(max_bytes=max_bytes))
-    for where, path in walk(copied):
+    for where, path, mode in walk(copied):
         with path.open("rb") as file:
-            info = os.fstat(file.fileno())
-            mode = 0o755 if info.st_mode & 0o100 else 0o644
-            writer.file(f"{FILES}/{where}", Attributes(mode, mtime_ns=946_684_800 * 10**9), info.st_size, file.read)
+            size = os.fstat(file.fileno()).st_size
+            writer.file(f"{FILES}/{where}", Attributes(mode, mtime_ns=MTIME_NS), size, file.read)
     writer.finish()
 
 

@@ -1,7 +1,8 @@
 """A package loaded in a sandbox of its own. In: an image, an adapter and its options. Out: the package's answers, each within a deadline.
 
-Everything lives on the sandbox loop and may be awaited from any loop. A worker that breaks is never mended: its sandbox ends, and with
-it whatever a grader may have left there; the next call gets a new one.
+The worker is root of its sandbox, so that each call can be another user; what a call runs is nobody. Everything lives on the sandbox
+loop and may be awaited from any loop. A worker that breaks is never mended: its sandbox ends, and with it whatever a grader may have left
+there; the next call gets a new one.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -107,9 +109,9 @@ class LoadedPackage:
             process = await sandbox.exec.aio(
                 launch.python,
                 "-s",
-                "-P",
                 f"{_PROGRAM}/{_MODULES}/worker.py",
-                env={"PYTHONPATH": _PROGRAM},
+                env={"PYTHONPATH": _PROGRAM, "PYTHONSAFEPATH": "1"},
+                user="user" if os.geteuid() else "root",
                 stdin=PIPE,
                 text=False,
                 max_output=2 * worker.LARGEST_BYTES,
@@ -199,7 +201,8 @@ class LoadedPackage:
             reason = await self._ending()
         except GraderFailed as error:
             reason = str(error)
-        await self._close(reason)
+        with contextlib.suppress(RuntimeError):  # the interpreter ends, and every sandbox with it
+            await self._close(reason)
 
     def _take(self, buffer: bytearray) -> None:
         while len(buffer) >= worker.HEADER.size:
@@ -215,7 +218,10 @@ class LoadedPackage:
     def _deliver(self, session: int, kind: int, body: bytes) -> None:
         future = self._waiting.get(session)
         if kind == worker.FAILED:
-            failure = read(body, Failure, "the reason for a failure")
+            try:
+                failure = read(body, Failure, "the reason for a failure")
+            except GraderFailed as error:  # the worker's own are sound: a grader's process wrote this one
+                failure = Failure(cause="raised", reason=str(error))
             if future is None and len(self._ended) < 10_000:
                 self._ended[session] = failure
             elif future is not None and not future.done():

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 from packaging.requirements import InvalidRequirement, Requirement
@@ -27,12 +27,14 @@ class Copied(msgspec.Struct, frozen=True, kw_only=True):
 
     source: str
     place: str
+    secret: bool = False
+    """Only the worker reads it, and no process that grades: it holds answers."""
 
 
 class Package(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that is installed: pinned requirements, those to take `bare` (without what they ask for, Python included), and one's own.
 
-    `python`: "3.11", or empty for the one that sandboxes have.
+    `python`: "3.11", the path of one, or empty for the one that sandboxes have.
     """
 
     requirements: tuple[str, ...] = ()
@@ -68,17 +70,24 @@ def pinned(texts: Iterable[str], field: str) -> tuple[str, ...]:
 
 
 def check_python(version: str, field: str) -> str:
-    """A Python's version as "3.11". Raises ConfigError."""
-    if version and not _PYTHON.fullmatch(version):
-        raise ConfigError(f"a Python is written as 3.11, not {version[:40]!a}", field=field)
+    """A Python as "3.11", or its path. Raises ConfigError."""
+    if version and not _PYTHON.fullmatch(version) and not (version.startswith("/") and version.isprintable()):
+        raise ConfigError(f"a Python is written as 3.11 or as the path of one, not {version[:40]!a}", field=field)
     return version
 
 
+class Place(NamedTuple):
+    """One file of what is copied."""
+
+    place: str
+    path: Path
+    mode: int
+
+
 def digest_of_files(copied: Iterable[Copied]) -> str:
-    """sha256 over names, permissions and contents. Links and odd files are refused. Raises ConfigError."""
+    """sha256 over names, permissions and contents. Raises ConfigError."""
     whole = hashlib.sha256(b"sandmill files 1\0")
-    for place, path in walk(copied):
-        mode = 0o755 if os.access(path, os.X_OK) else 0o644
+    for place, path, mode in walk(copied):
         whole.update(f"{place}\0{mode:o}\0{path.stat().st_size}\0".encode("utf-8", "surrogateescape"))
         with path.open("rb") as file:
             while data := file.read(1 << 20):
@@ -86,21 +95,22 @@ def digest_of_files(copied: Iterable[Copied]) -> str:
     return whole.hexdigest()
 
 
-def walk(copied: Iterable[Copied]) -> list[tuple[str, Path]]:
-    """Places and files, folders taken apart, sorted by place. Raises ConfigError for links out, too many or too large ones."""
-    found: list[tuple[str, Path]] = []
+def walk(copied: Iterable[Copied]) -> list[Place]:
+    """Every file, folders taken apart, sorted by place. Raises ConfigError for links out, too many or too large ones."""
+    found: list[Place] = []
     size = 0
     for one in copied:
         top = Path(one.source)
         if not top.exists():
             raise ConfigError("does not exist", file=one.source)
-        inner = [(one.place, top)] if top.is_file() else [(f"{one.place}/{path.relative_to(top)}", path) for path in _below(top)]
-        for place, path in inner:
-            size += path.stat().st_size
-            found.append((place, path))
+        for path in [top] if top.is_file() else _below(top):
+            info = path.stat()
+            size += info.st_size
+            mode = (0o700 if info.st_mode & 0o100 else 0o600) if one.secret else 0o755 if info.st_mode & 0o100 else 0o644
+            found.append(Place(one.place if top.is_file() else f"{one.place}/{path.relative_to(top)}", path, mode))
         if len(found) > _MOST_FILES or size > _LARGEST_FILES_BYTES:
             raise ConfigError(f"has more than {_MOST_FILES} files or {_LARGEST_FILES_BYTES} bytes; name a smaller folder", file=one.source)
-    return sorted(found, key=lambda pair: pair[0])
+    return sorted(found)
 
 
 def _below(top: Path) -> Iterable[Path]:

@@ -28,7 +28,7 @@ ROOT: Final = "opt/env"
 PYTHON: Final = f"/{ROOT}/bin/python"
 """The environment's own interpreter."""
 _BIN: Final = f"{ROOT}/bin"
-_MTIME_NS: Final = 946_684_800 * 10**9
+MTIME_NS: Final = 946_684_800 * 10**9
 """The same for every file, so that a layer depends on nothing but its wheels."""
 _LARGEST_ENTRY_POINTS: Final = 1 << 20
 _LARGEST_SCRIPT: Final = 64 << 20
@@ -64,11 +64,11 @@ def unpack_wheels(paths: Sequence[Path], target: Path, python: Interpreter, max_
     writer = LayerWriter(target, Budget(max_bytes=max_bytes))
     site = site_of(python.version)
     for folder in (ROOT, site, _BIN):
-        writer.folder(folder, Attributes(0o755, mtime_ns=_MTIME_NS))
+        writer.folder(folder, Attributes(0o755, mtime_ns=MTIME_NS))
     config = f"home = {posixpath.dirname(python.path)}\ninclude-system-site-packages = false\nversion = {python.version}\n".encode()
-    writer.file(f"{ROOT}/pyvenv.cfg", Attributes(0o644, mtime_ns=_MTIME_NS), len(config), io.BytesIO(config).read)
+    writer.file(f"{ROOT}/pyvenv.cfg", Attributes(0o644, mtime_ns=MTIME_NS), len(config), io.BytesIO(config).read)
     for name in ("python", "python3"):
-        writer.symlink(f"{_BIN}/{name}", python.path, Attributes(0o777, mtime_ns=_MTIME_NS))
+        writer.symlink(f"{_BIN}/{name}", python.path, Attributes(0o777, mtime_ns=MTIME_NS))
     for path in sorted(paths):
         try:
             with zipfile.ZipFile(path) as archive:
@@ -91,7 +91,7 @@ def _unpack(archive: zipfile.ZipFile, writer: LayerWriter, site: str) -> None:
         if stat.S_ISLNK(info.external_attr >> 16):
             raise ImageError(f"{info.filename[:200]!a} in a wheel is a link, which wheels have none of")
         with archive.open(info) as contents:
-            attributes = Attributes(0o755 if executable else 0o644, mtime_ns=_MTIME_NS)
+            attributes = Attributes(0o755 if executable else 0o644, mtime_ns=MTIME_NS)
             if is_script:
                 data = contents.read(_LARGEST_SCRIPT)
                 if data.startswith(b"#!python"):
@@ -129,4 +129,4 @@ def _console_scripts(archive: zipfile.ZipFile, info: zipfile.ZipInfo, writer: La
             continue
         first = attribute.split(".")[0]
         text = f"#!{PYTHON}\nimport sys\nfrom {module} import {first}\nsys.exit({attribute}())\n".encode()
-        writer.file(f"{_BIN}/{name}", Attributes(0o755, mtime_ns=_MTIME_NS), len(text), io.BytesIO(text).read)
+        writer.file(f"{_BIN}/{name}", Attributes(0o755, mtime_ns=MTIME_NS), len(text), io.BytesIO(text).read)

