@@ -63,7 +63,9 @@ SERVERS = (
 
 
 def section(server, **more):
-    return EnvironmentSection(name=f"nemo-gym/{server}@0.7.0", train_tasks=3, held_out_tasks=2, options={"requirements": REQUIREMENTS, **more})
+    return EnvironmentSection(
+        name=f"nemo-gym/{server}@0.7.0", train_tasks=3, held_out_tasks=2, options={"requirements": REQUIREMENTS, **more}
+    )
 
 
 @pytest.mark.parametrize("server", SERVERS)

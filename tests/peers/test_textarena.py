@@ -9,12 +9,12 @@ import pytest
 from dialogues import said
 from playing import environment
 
-from sandmill.environments.task import AgentLimited, Limit
+from sandmill.environments.task import AgentLimited, Graded, Limit, NoAnswer, Submission
 from sandmill.environments.verdicts import with_limit
 from sandmill.errors import EnvironmentFailed
 
 MOVES = [f"I move [{move}]." for move in ("A C", "A B", "C B", "A C", "B A", "B C", "A C")]
-SEVERAL = ("Blackjack-v0", "GuessTheNumber-v0", "FrozenLake-v0", "Minesweeper-v0", "Sudoku-v0-easy", "Hanoi", "Secretary-v0", "Mastermind-v0")
+SEVERAL = ("Blackjack-v0", "FrozenLake-v0", "LightsOut-v0", "Mastermind-v0", "PegJump-v0", "Secretary-v0", "Sudoku-v0")
 
 
 def ended(hanoi, *episodes):
@@ -31,7 +31,7 @@ def ended(hanoi, *episodes):
 
 def test_a_game_is_played_to_its_reward():
     hanoi = environment("textarena/TowerOfHanoi-v0@0.7.4")
-    won, lost = ended(hanoi, (MOVES, None), (["[A A]", "[C A]", "nonsense"], None))
+    won, lost = ended(hanoi, (MOVES, None), (["[C A]", "nonsense"], None))
     assert [reaction.over for reaction in won[0]] == [False] * 6 + [True]
     assert "You moved disk 1 from A to C." in won[0][0].text
     assert "[A C]" not in won[0][0].text
@@ -42,8 +42,6 @@ def test_a_game_is_played_to_its_reward():
 def test_a_game_that_is_cut_short_gets_what_the_user_says_and_its_limit():
     hanoi = environment("textarena/TowerOfHanoi-v0@0.7.4", unfinished=-0.25)
     ((_, verdict),) = ended(hanoi, (MOVES[:2], Limit.TURNS))
-    from sandmill.environments.task import Submission
-
     limited = with_limit(verdict, Submission(answer=None, limit=Limit.TURNS))
     assert isinstance(limited, AgentLimited)
     assert (limited.reward, limited.passed) == (-0.25, False)
@@ -75,7 +73,19 @@ def test_random_games_go_the_same_way_twice_whatever_runs_beside_them():
     assert all(one == first for one in many)
 
 
-@pytest.mark.parametrize(("game", "reason"), [("TicTacToe-v0", "no game for one player"), ("TowerOfHanoy-v0", "the nearest is TowerOfHanoi-v0")])
+@pytest.mark.parametrize("game", SEVERAL)
+def test_an_invalid_move_is_forgiven_once(game):
+    (first, second) = ended(environment(f"textarena/{game}@0.7.4"), (["nonsense"], None), (["nonsense"] * 2, None))
+    assert (first[0][0].over, type(first[1])) == (False, NoAnswer)
+    assert second[0][1].over
+    assert isinstance(second[1], Graded)
+    assert second[1].parts["invalid_move"] == 1.0
+    assert not second[1].passed
+
+
+@pytest.mark.parametrize(
+    ("game", "reason"), [("TicTacToe-v0", "no game for one player"), ("TowerOfHanoy-v0", "the nearest is TowerOfHanoi-v0")]
+)
 def test_what_cannot_be_played_alone_says_so(game, reason):
     with pytest.raises(EnvironmentFailed, match=reason):
         environment(f"textarena/{game}@0.7.4")
