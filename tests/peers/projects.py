@@ -10,15 +10,16 @@ name = "{name}"
 version = "0.1.0"
 
 [tool.setuptools]
-packages = ["{module}"]
+packages = [{modules}]
 """
 
 
-def write(folder, name, source):
-    """A project of one module. What is installed of it is found by its content, wherever it is written."""
-    module = name.replace("-", "_")
+def write(folder, name, source, **more):
+    """A project of one module, and of `more`. What is installed of it is found by its content, wherever it is written."""
+    modules = {name.replace("-", "_"): source, **more}
     place = folder / name
-    (place / module).mkdir(parents=True)
-    (place / "pyproject.toml").write_text(PYPROJECT.format(name=name, module=module))
-    (place / module / "__init__.py").write_text(source)
+    for module, text in modules.items():
+        (place / module).mkdir(parents=True)
+        (place / module / "__init__.py").write_text(text)
+    (place / "pyproject.toml").write_text(PYPROJECT.format(name=name, modules=", ".join(f'"{one}"' for one in modules)))
     return place

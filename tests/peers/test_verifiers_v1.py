@@ -68,6 +68,9 @@ class PadTask(vf.Task[PadData, PadState, PadTaskConfig]):
     async def right(self, trace) -> float:
         return float(self.data.word in trace.last_reply)
 
+    async def broken(self, trace) -> float:
+        return float(trace.nowhere)
+
     @vf.reward(weight=0.5)
     async def noted(self, task, trace, runtime) -> float:
         done = await runtime.run(["echo", *trace.state.notes], {})
@@ -81,19 +84,41 @@ class PadTask(vf.Task[PadData, PadState, PadTaskConfig]):
 class PadConfig(vf.TasksetConfig):
     task: PadTaskConfig = PadTaskConfig()
     num_tasks: int = 8
+    container: bool = False
+    broken: bool = False
 
 
 class PadTaskset(vf.Taskset[PadTask, PadConfig]):
     def load(self):
-        return [PadTask(PadData(prompt=f"Note the word number {n}, then say it.", word=f"w{n}x", system_prompt="Be brief."), self.config.task) for n in range(self.config.num_tasks)]
+        PadTask.NEEDS_CONTAINER = self.config.container
+        if self.config.broken:
+            PadTask.right.__code__ = PadTask.broken.__code__
+        return [PadTask(self.row(n), self.config.task) for n in range(self.config.num_tasks)]
+
+    def row(self, n):
+        return PadData(prompt=f"Note the word number {n}, then say it.", word=f"w{n}x", system_prompt="Be brief.")
 
 
 __all__ = ["PadTaskset"]
 '''
 
 
-def project(folder, source=SOURCE):
-    return write(folder, "sm-pad", source)
+ARENA = """
+import verifiers.v1 as vf
+from sm_pad import PadTaskset
+
+
+class Arena(vf.Env):
+    pass
+
+
+__all__ = ["PadTaskset", "Arena"]
+"""
+
+
+@pytest.fixture
+def place(tmp_path):
+    return write(tmp_path, "sm-pad", SOURCE, sm_arena=ARENA)
 
 
 def play(place, *episodes, limit=None, **options):
@@ -110,11 +135,9 @@ def play(place, *episodes, limit=None, **options):
     return asyncio.run(main())
 
 
-def test_tools_keep_their_state_and_the_tasks_own_functions_score_it(tmp_path):
+def test_tools_keep_their_state_and_the_tasks_own_functions_score_it(place):
     calls = [("pad_write", {"bad": 1}), ("pad_write", {"note": "crash"})]
-    pad, [right, wrong] = play(
-        project(tmp_path), lambda word: [("pad_write", {"note": word}), *calls, f"it is {word}"], lambda word: ["no"]
-    )
+    pad, [right, wrong] = play(place, lambda word: [("pad_write", {"note": word}), *calls, f"it is {word}"], lambda word: ["no"])
     assert [tool.name for tool in pad.offer.tools] == ["pad_write"]
     assert [(one.ok, one.over) for one in right[0]] == [(True, False), (False, False), (False, False), (True, True)]
     assert right[0][0].text == "1 of 5; the word begins with w"
@@ -122,8 +145,8 @@ def test_tools_keep_their_state_and_the_tasks_own_functions_score_it(tmp_path):
     assert (wrong[1].reward, wrong[1].parts["notes"]) == (0.0, 0.0)
 
 
-def test_the_prompt_has_its_system_message_and_no_answer(tmp_path):
-    pad = environment(f"verifiers-v1/{project(tmp_path)}", 4, 2)
+def test_the_prompt_has_its_system_message_and_no_answer(place):
+    pad = environment(f"verifiers-v1/{place}", 4, 2)
     task = pad.splits["train"][0]
 
     async def main():
@@ -138,8 +161,7 @@ def test_the_prompt_has_its_system_message_and_no_answer(tmp_path):
     assert not any(f"w{number}x" in message.text for number in range(8) for message in opening)
 
 
-def test_a_stop_condition_ends_an_episode_and_one_cut_short_is_scored(tmp_path):
-    place = project(tmp_path)
+def test_a_stop_condition_ends_an_episode_and_one_cut_short_is_scored(place):
     _, [(reactions, _)] = play(place, lambda word: [("pad_write", {"note": "a"})] * 3)
     assert [one.over for one in reactions] == [False, False, True]
     _, [(_, verdict)] = play(place, lambda word: [("pad_write", {"note": word})], limit=Limit.TOKENS)
@@ -147,25 +169,15 @@ def test_a_stop_condition_ends_an_episode_and_one_cut_short_is_scored(tmp_path):
     assert (verdict.reward, verdict.parts["notes"]) == (0.5, 1.0)
 
 
-def test_a_reward_that_raises_is_no_reward(tmp_path):
-    place = project(tmp_path, SOURCE.replace("return float(self.data.word in trace.last_reply)", "return float(trace.nowhere)"))
+def test_a_reward_that_raises_is_no_reward(place):
     with pytest.raises(GraderFailed, match="nowhere"):
-        play(place, lambda word: ["no"])
+        play(place, lambda word: ["no"], broken=True)
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (
-            (
-                "class PadTask(vf.Task[PadData, PadState, PadTaskConfig]):",
-                "class PadTask(vf.Task[PadData, PadState, PadTaskConfig]):\n    NEEDS_CONTAINER = True",
-            ),
-            "needs a container of its own",
-        ),
-        (('__all__ = ["PadTaskset"]', 'class Two(vf.Env):\n    pass\n\n\n__all__ = ["PadTaskset", "Two"]'), "by its own Two"),
-    ],
+    ("options", "reason"),
+    [({"container": True}, "needs a container of its own"), ({"module": "sm_arena"}, "by its own Arena"), ({"colour": "red"}, "colour")],
 )
-def test_what_is_not_played_here_is_refused_when_it_is_loaded(tmp_path, change, reason):
+def test_what_is_not_played_here_is_refused_when_it_is_loaded(place, options, reason):
     with pytest.raises(EnvironmentFailed, match=reason):
-        play(project(tmp_path, SOURCE.replace(*change)))
+        play(place, **options)

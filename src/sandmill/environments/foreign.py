@@ -138,9 +138,17 @@ class DialogueEnvironment(ForeignEnvironment):
         return await ForeignInteraction.begin(session, self.row(task), seed, self.offer.tools, release)
 
     async def grade(self, task: Task, submission: Submission, artifacts: Artifacts) -> Verdict:
-        """What the episode's own process made of it at its end."""
-        score = score_of(submission.record)
-        return self.verdict(score, submission)
+        """What the episode's own process made of it at its end; an answer without an episode is the only thing said in one."""
+        return self.verdict(score_of(submission.record or await self._answered(task, submission)), submission)
+
+    async def _answered(self, task: Task, submission: Submission) -> bytes:
+        episode = await self.interact(task, 0)
+        try:
+            if submission.answer is not None:
+                await episode.reply(submission.answer)
+            return await episode.finish(submission)
+        finally:
+            await episode.close()
 
     def verdict(self, score: Score, submission: Submission) -> Verdict:
         """An episode may end with a call, so that a missing answer means nothing unless the package says so."""
