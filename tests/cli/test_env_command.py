@@ -69,3 +69,30 @@ def test_a_built_in_environment_is_shown_and_run(sandmill):
     assert shown["tasks"]["train"] == 50
     done = json.loads(sandmill("env", "run", "shell@1.0.0", "--answer", "nothing", "--json").stdout)
     assert done["verdict"]["reward"] == 0.0
+
+
+def test_a_name_means_one_content_for_ever(sandmill):
+    sandmill("env", "init", "sums")
+    added = sandmill("env", "add", "python/sums", "--as", "my-sums@1.0.0", "--json")
+    assert json.loads(added.stdout)["name"] == "my-sums", added.stderr
+    assert sandmill("env", "run", "my-sums@1.0.0", "--expected").stdout.endswith(b"\nreward 1, passed\n")
+    (named,) = json.loads(sandmill("env", "list", "--json").stdout)["named"]
+    assert (named["name"], named["version"], named["reference"], named["splits"]) == (
+        "my-sums",
+        "1.0.0",
+        "python/sums",
+        {"train": 2000, "heldout": 500},
+    )
+    options = sandmill("env", "run", "my-sums@1.0.0", "--expected", "-o", "passAt=0.5")
+    assert (options.returncode, b"belong to its version" in options.stderr) == (2, True)
+    near = sandmill("env", "show", "my-sum@1.0.0")
+    assert (near.returncode, b"the nearest is my-sums@1.0.0" in near.stderr) == (3, True)
+    place = sandmill.folder / "sums" / "environment.py"
+    place.write_text(place.read_text().replace("1.0 if", "0.5 if"))
+    changed = sandmill("env", "run", "my-sums@1.0.0", "--expected")
+    assert (changed.returncode, b"is no longer what was added: python/sums has changed" in changed.stderr) == (3, True)
+    again = sandmill("env", "add", "python/sums", "--as", "my-sums@1.0.0")
+    assert (again.returncode, b"a version never changes" in again.stderr) == (2, True)
+    assert sandmill("env", "add", "python/sums", "--as", "my-sums@1.1.0").returncode == 0
+    assert sandmill("env", "rm", "my-sums@1.0.0").stdout.startswith(b"removed the name my-sums@1.0.0")
+    assert sandmill("env", "add", "python/sums", "--as", "../evil@1").returncode == 2

@@ -15,7 +15,7 @@ import msgspec
 
 from sandmill.config.document import Node, parse_value
 from sandmill.config.manifest import EnvironmentSection
-from sandmill.environments import foreign, registry
+from sandmill.environments import foreign, registered, registry
 from sandmill.environments.environment import Environment
 from sandmill.environments.formats import FORMATS, is_foreign
 from sandmill.environments.grading import grade_episode
@@ -82,9 +82,12 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
     def load(self, *, quiet: bool = False) -> Environment:
         """The environment, with fewer tasks where it has fewer."""
+        report = (lambda line: None) if quiet else (lambda line: print(inert(line, limit=200), file=sys.stderr, flush=True))
+        entry = registered.find(self.reference)
+        if entry is not None:
+            return registered.load(entry, self.section, report, fit=True)
         if not is_foreign(self.reference):
             return registry.get(self.reference, self.section)
-        report = (lambda line: None) if quiet else (lambda line: print(inert(line, limit=200), file=sys.stderr, flush=True))
         return foreign.load(self.reference, self.section, report, fit=True)
 
 
@@ -92,12 +95,15 @@ def list_environments(*, as_json: bool) -> int:
     """Prints what can be named and what is installed."""
     found = sorted(install.records().items(), key=lambda pair: -pair[1].created_s)
     if as_json:
-        known = {"builtin": sorted(registry.BUILTIN), "formats": sorted(FORMATS)}
+        known = {"builtin": sorted(registry.BUILTIN), "formats": sorted(FORMATS), "named": msgspec.to_builtins(registered.registered())}
         sys.stdout.write(json.dumps({**known, "installed": [_record(key, one) for key, one in found]}, ensure_ascii=True) + "\n")
         return 0
     sys.stdout.write(
         f"built in   {', '.join(sorted(registry.BUILTIN))}\nformats    {', '.join(f'{name}/...' for name in sorted(FORMATS))}\n"
     )
+    for named in registered.registered():
+        digest = named.digest.removeprefix("sha256:")[:12]
+        sys.stdout.write(f"named      {named.name}@{named.version}  {inert(named.reference, limit=100)}  {digest}\n")
     if not found:
         return 0
     rows = [("installed", "key", "python", "wheels", "size", "since")]
@@ -114,12 +120,17 @@ def list_environments(*, as_json: bool) -> int:
     return 0
 
 
-def show(wanted: Wanted, *, examples: int, as_json: bool) -> int:
-    """Prints what an environment is."""
+def show(wanted: Wanted, *, examples: int, name: str | None = None, as_json: bool) -> int:
+    """Prints what an environment is, and gives it a name. Raises ConfigError for a name that is taken."""
     environment = wanted.load(quiet=as_json)
+    if name is not None and not isinstance(environment, foreign.ForeignEnvironment):
+        raise ConfigError(f"{wanted.reference} has a name of its own; only those of a format are given one", field="--as")
 
     async def work() -> dict[str, Any]:
         try:
+            if name is not None and isinstance(environment, foreign.ForeignEnvironment):
+                entry = registered.register(name, environment, wanted.section)
+                environment.name, environment.version = entry.name, entry.version
             return _described(environment, examples)
         finally:
             await _closed(environment)
@@ -200,8 +211,11 @@ def run(wanted: Wanted, id: str | None, answer: str | None, *, expected: bool, a
 
 
 def remove(names: Sequence[str]) -> int:
-    """Removes installed packages by key or by a reference that they were installed for. Raises UnknownEnvironment, ImageError."""
+    """Removes names, and installed packages by key or by a reference that needed them. Raises UnknownEnvironment, ImageError."""
     for name in names:
+        if registered.forget(name):
+            sys.stdout.write(f"removed the name {inert(name, limit=100)}; what it meant is still installed\n")
+            continue
         found = [key for key, one in install.records().items() if (key.startswith(name) and len(name) >= 6) or name in one.references]
         if not found:
             known = {one for record in install.records().values() for one in record.references}

@@ -31,12 +31,17 @@ def list_environments(as_json: Json = False) -> None:
 
 
 @app.command()
-def add(reference: Reference, option: Options = None, as_json: Json = False) -> None:
-    """Installs an environment, loads it once and says what it is."""
+def add(
+    reference: Reference,
+    option: Options = None,
+    name: Annotated[str | None, typer.Option("--as", metavar="NAME@VERSION", help="A name for it with these options, for ever.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Installs an environment, loads it once and says what it is; with --as, manifests can name it."""
     from sandmill.cli import environment
 
     wanted = environment.Wanted.of(reference, option)
-    raise typer.Exit(carried(lambda: environment.show(wanted, examples=0, as_json=as_json)))
+    raise typer.Exit(carried(lambda: environment.show(wanted, examples=0, name=name, as_json=as_json)))
 
 
 @app.command()

@@ -1,8 +1,8 @@
 """A reference and a manifest section in, an `Environment` out.
 
-References: `name@version` for a built-in one, `format/what@version` for one of another format (formats/), or the user's own as
-`path/to/file.py:object` or `package.module:object`, where the object is an environment or is called with the section to make one. What
-is wrong is found here, before a run starts.
+References: `name@version` for a built-in one, `format/what@version` for one of another format (formats/), such a one under
+a name of its own (registered.py), or the user's own as `path/to/file.py:object` or `package.module:object`, where the object is an
+environment or is called with the section to make one. What is wrong is found here, before a run starts.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import hashlib
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, cast
@@ -48,7 +48,7 @@ def get(reference: str, section: EnvironmentSection | None = None) -> Environmen
     section = section if section is not None else EnvironmentSection(name=reference)
     environment = load(reference, section)
     check_splits(environment.splits, f"{environment.name}@{environment.version}")
-    if reference in BUILTIN or is_foreign(reference):
+    if ":" not in reference:
         return environment
     from sandmill.environments.isolation import isolated
 
@@ -65,17 +65,23 @@ def load(reference: str, section: EnvironmentSection) -> Environment:
         from sandmill.environments import foreign
 
         return foreign.load(reference, section)
-    raise UnknownEnvironment(_unknown(reference))
+    from sandmill.environments import registered
+
+    entry = registered.find(reference)
+    if entry is not None:
+        return registered.load(entry, section)
+    raise UnknownEnvironment(_unknown(reference, [f"{one.name}@{one.version}" for one in registered.registered()]))
 
 
-def _unknown(reference: str) -> str:
+def _unknown(reference: str, registered: Sequence[str]) -> str:
     name, _, version = reference.partition("@")
-    versions = [known for known in BUILTIN if known.partition("@")[0] == name]
+    names = [*registered, *BUILTIN]
+    versions = [known for known in names if known.partition("@")[0] == name]
     if versions and not version:
         return f"environment {reference!a} needs a version: write {versions[-1]}"
     if versions:
         return f"environment {name} has no version {version!a}: write {versions[-1]}"
-    near = difflib.get_close_matches(reference, BUILTIN, n=1, cutoff=0.0)
+    near = difflib.get_close_matches(reference, names, n=1, cutoff=0.0)
     return f"there is no environment {reference!a}; the nearest is {near[0]} (your own: path/to/file.py:object or module:object)"
 
 

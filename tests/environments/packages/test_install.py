@@ -211,7 +211,8 @@ def test_a_python_that_is_not_there_is_one_sentence():
 
 def test_a_python_that_lies_elsewhere_comes_along():
     base = str(Path(sys.base_prefix, "bin", f"python3.{sys.version_info.minor}"))
-    script = "import ctypes, json, sqlite3, ssl, subprocess, sys; subprocess.run([sys.executable, '-c', 'import sys; print(sys.version.split()[0])'])"
+    inner = "import sys; print(sys.version.split()[0])"
+    script = f"import ctypes, json, sqlite3, ssl, subprocess, sys; subprocess.run([sys.executable, '-c', '{inner}'])"
     assert installed(Package(python=base), "-c", script) == sys.version.split()[0]
 
 
@@ -225,8 +226,15 @@ def test_what_needs_another_python_is_one_sentence(index):
     with zipfile.ZipFile(path, "w") as archive:
         for name, data in files.items():
             archive.writestr(name, data)
-    with pytest.raises(EnvironmentFailed, match=r"small==1.0"):
+    with pytest.raises(EnvironmentFailed, match=r"'small' requires a different Python: 3.* not in '>=3.42'"):
         installed(Package(requirements=("small==1.0",)), "-c", "")
+
+
+def test_a_version_that_is_not_there_names_the_nearest(index):
+    for version in ("0.9", "1.2", "3.0"):
+        wheel(index, "small", {"small.py": ""}, version=version)
+    with pytest.raises(EnvironmentFailed, match=r"there is no small==1.1 .*the nearest version is 1.2"):
+        installed(Package(requirements=("small==1.1",)), "-c", "")
 
 
 def test_removed_is_gone_and_what_is_used_stays(index):

@@ -1,6 +1,7 @@
 """A worker answers with what the package says, and with a reason for everything that is no answer."""
 
 import asyncio
+import errno
 import json
 import re
 
@@ -363,3 +364,34 @@ def test_a_reason_that_is_none_is_a_failure_of_that_call_alone():
     failed, after = nosy(["junk", "ok"])
     assert "the reason for a failure is not what it should be" in failed
     assert after == 1.0
+
+
+GREEDY = """
+if answer == "memory":
+    held = []
+    while True:
+        held.append(b"x" * (16 << 20))
+if answer == "disk":
+    for place in (".", "/tmp"):
+        with open(f"{place}/fill", "wb") as file:
+            try:
+                while True:
+                    file.write(b"x" * (1 << 20))
+            except OSError as error:
+                found = error.errno
+    return found
+with open("/tmp/some", "wb") as file:
+    file.write(b"x" * (8 << 20))
+return 1.0
+"""
+
+
+def test_one_that_takes_all_memory_or_disk_leaves_them_to_the_next():
+    async def work(package):
+        (row,) = await package.tasks("train", 0, 1, timeout_s=20)
+        with pytest.raises(GraderFailed, match=r"ended \(signal 9\)"):
+            await package.grade(row.row, "memory", timeout_s=60)
+        full = await package.grade(row.row, "disk", timeout_s=60)
+        return full.reward, (await package.grade(row.row, "ok", timeout_s=60)).reward, package.alive
+
+    assert with_package(work, adapter(GREEDY), memory="512Mi", disk="32Mi") == (float(errno.ENOSPC), 1.0, True)

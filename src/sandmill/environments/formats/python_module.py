@@ -32,7 +32,7 @@ def plan(reference: Reference, section: EnvironmentSection) -> Plan:
     copied = Copied(source=str(path), place="module" if path.is_dir() else f"module/{module.name}")
     return Plan(
         reference=reference.text,
-        name=f"python/{path.name.removesuffix('.py')}",
+        name=f"python/{path.resolve().name.removesuffix('.py')}",
         version=reference.version,
         package=common.package(requirements, files=(copied,)),
         adapter=adapter("python_module"),

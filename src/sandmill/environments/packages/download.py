@@ -21,14 +21,15 @@ from sandmill.errors import EnvironmentFailed
 DOWNLOAD_TIMEOUT_S: Final = 1800.0
 _LONGEST_OUTPUT: Final = 1 << 20
 _MISSING: Final = re.compile(r"^ERROR: No matching distribution found for ([^\n]+)$", re.MULTILINE)
-_OTHER_PYTHON: Final = re.compile(r"Requires-Python ([^\n;]+)")
+_VERSIONS: Final = re.compile(r"\(from versions: ([^)\n]+)\)")
 
 
 class NoWheel(EnvironmentFailed, LookupError):
-    """No wheel of `requirement` fits. `said`: pip's own words, one line."""
+    """No wheel of `requirement` fits. `said`: pip's own words, one line; `versions`: those that have one, the newest last."""
 
-    def __init__(self, requirement: str, said: str) -> None:
+    def __init__(self, requirement: str, said: str, versions: tuple[str, ...] = ()) -> None:
         self.requirement = requirement
+        self.versions = versions
         super().__init__(said)
 
 
@@ -46,11 +47,11 @@ async def download(wanted: Sequence[str], target: Path, python: str, *, dependen
     words = lines[0][:400] if lines else (said.strip().splitlines() or ["it said nothing"])[-1][:400]
     if missing := _MISSING.search(said):
         requirement = missing[1].split(" (from ")[0].strip()
-        if other := _OTHER_PYTHON.search(said):
-            raise EnvironmentFailed(
-                f"{requirement} needs Python {other[1].strip()}, and {python} is another; install that Python or name it"
-            )
-        raise NoWheel(requirement, words)
+        wanted_version = re.escape(requirement.partition("==")[2])
+        if other := re.search(rf"\b{wanted_version} Requires-Python ([^\n;]+)", said):
+            raise EnvironmentFailed(f"{requirement} needs Python {other[1].strip()}, and {python} is another; install that one, or name it")
+        versions = _VERSIONS.search(said)
+        raise NoWheel(requirement, words, tuple(versions[1].split(", ")) if versions and versions[1] != "none" else ())
     raise EnvironmentFailed(f"pip could not fetch {', '.join(wanted)[:200]}: {words}")
 
 

@@ -217,8 +217,8 @@ async def _download(
             if error.requirement in built or len(built) >= _MOST_BUILDS:
                 raise
             built.add(error.requirement)
-            missing = error.requirement
-            source = await in_thread(lambda missing=missing: fetch_source(missing, folder))  # type: ignore[misc]
+            missing, others = error.requirement, error.versions
+            source = await in_thread(lambda missing=missing, others=others: fetch_source(missing, folder, others))  # type: ignore[misc]
             report(f"building {source.name}")
             await _build(source, folder, package.python)
 

@@ -30,7 +30,7 @@ WORKDIR: Final = "/opt/worker"
 _PROGRAM: Final = f"{WORKDIR}/program"
 _MODULES: Final = "sandmill/environments/packages"
 _ADAPTER: Final = f"{WORKDIR}/adapter.py"
-LOAD_TIMEOUT_S: Final = 180.0
+LOAD_TIMEOUT_S: Final = 300.0
 _LATE_S: Final = 10.0
 """How much longer than a call's deadline, which the worker keeps, it may stay silent altogether."""
 _FOREVER: Final = "8760h"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import difflib
 import hashlib
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -23,8 +25,8 @@ _LARGEST_ARCHIVE: Final = 1 << 30
 _CHUNK: Final = 1 << 20
 
 
-def fetch_source(requirement: str, target: Path) -> Path:
-    """The newest source archive that fits, in the folder `target`. Raises EnvironmentFailed."""
+def fetch_source(requirement: str, target: Path, versions: Sequence[str] = ()) -> Path:
+    """The newest source archive that fits, in the folder `target`. `versions`: those with a wheel. Raises EnvironmentFailed."""
     from unearth import PackageFinder  # takes a quarter of a second, and hardly anything is there as source only
     from unearth.errors import UnpackError
 
@@ -38,9 +40,9 @@ def fetch_source(requirement: str, target: Path) -> Path:
         finder = PackageFinder(index_urls=indexes, find_links=with_links, no_binary=[wanted.name], verbosity=-1)
         best = finder.find_best_match(wanted).best
         if best is None:
-            raise EnvironmentFailed(
-                f"there is no {requirement} that fits this Python, neither as a wheel nor as source; name another version"
-            )
+            near = difflib.get_close_matches(requirement.partition("==")[2], versions, n=1, cutoff=0.6) or list(versions[-1:])
+            hint = f"the nearest version is {near[0]}" if near else "name another"
+            raise EnvironmentFailed(f"there is no {requirement} that fits this Python, neither as a wheel nor as source; {hint}")
         return _fetched(finder, best.link, target)
     except (OSError, UnpackError, ValueError, RuntimeError) as error:
         if isinstance(error, EnvironmentFailed):
