@@ -54,6 +54,16 @@ def test_calls_and_replies_are_answered_by_the_package_and_graded_there():
     assert (found.reward, found.passed, found.parts["moves"], found.parts["messages"]) == (1.0, True, 2.0, 1.0)
 
 
+def test_an_answer_without_an_episode_is_played_as_its_only_turn():
+    async def work(environment):
+        task = task_of(environment)
+        said = [await environment.grade(task, Submission(answer=answer), {}) for answer in ("10", None)]
+        return said, environment.seats._taken
+
+    (ten, none), taken = play(work)
+    assert (ten.parts["moves"], type(none), taken) == (1.0, NoAnswer, [0])
+
+
 def test_episodes_of_one_task_share_nothing_but_the_seed():
     async def work(environment):
         task = task_of(environment)

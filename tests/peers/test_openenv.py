@@ -17,6 +17,53 @@ from sandmill.environments.task import Graded, Limit, NoAnswer
 from sandmill.sandboxes import Sandbox, SandboxSpec
 
 VERSION = "0.10.0"
+SHOP = """
+from fastmcp import FastMCP
+from openenv.core.env_server.http_server import create_app
+from openenv.core.env_server.mcp_environment import MCPEnvironment
+from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservation
+from openenv.core.env_server.types import Observation, State
+
+
+class Shop(MCPEnvironment):
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self):
+        server = FastMCP("shop")
+        self.sold = 0
+
+        @server.tool
+        def sell(pieces: int) -> str:
+            \"\"\"Sells pieces.\"\"\"
+            if pieces < 0:
+                raise ValueError("nothing to sell")
+            self.sold += pieces
+            return f"{self.sold} sold"
+
+        super().__init__(server)
+
+    def reset(self, seed=None, episode_id=None, **more):
+        self.sold = 0
+        return Observation(metadata={}, done=False, reward=None)
+
+    def step(self, action, timeout_s=None, **more):
+        seen = super().step(action, timeout_s, **more)
+        return seen.model_copy(update={"reward": float(self.sold), "done": self.sold >= 5})
+
+    async def step_async(self, action, timeout_s=None, **more):
+        seen = await super().step_async(action, timeout_s, **more)
+        return seen.model_copy(update={"reward": float(self.sold), "done": self.sold >= 5})
+
+    def _step_impl(self, action, timeout_s=None, **more):
+        raise ValueError("tools only")
+
+    @property
+    def state(self):
+        return State()
+
+
+app = create_app(Shop, CallToolAction, CallToolObservation, env_name="shop", max_concurrent_envs=4)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -83,3 +130,24 @@ def test_by_the_tool_step_a_wrong_action_goes_back_to_the_model(project):
     (refused, taken), verdict = asyncio.run(main())
     assert (refused.ok, "message: Field required" in refused.text, taken.ok) == (False, True, True)
     assert verdict.reward == 0.5
+
+
+def test_tools_of_an_environment_with_mcp_are_offered_by_their_names(tmp_path):
+    (tmp_path / "server").mkdir()
+    (tmp_path / "server" / "__init__.py").touch()
+    (tmp_path / "server" / "app.py").write_text(SHOP)
+    (tmp_path / "openenv.yaml").write_text("name: shop\napp: server.app:app\n")
+    shop = environment(f"openenv/{tmp_path}@{VERSION}")
+
+    async def main():
+        try:
+            return await said(shop, ("sell", {"pieces": 2}), ("sell", {"pieces": -1}), ("sell", {"pieces": 3}))
+        finally:
+            await shop.close()
+
+    reactions, verdict = asyncio.run(main())
+    assert [(tool.name, tool.description) for tool in shop.offer.tools] == [("sell", "Sells pieces.")]
+    assert [(one.ok, one.over) for one in reactions] == [(True, False), (False, False), (True, True)]
+    assert "2 sold" in reactions[0].text
+    assert "nothing to sell" in reactions[1].text
+    assert verdict.reward == 9.0

@@ -48,7 +48,7 @@ def get(reference: str, section: EnvironmentSection | None = None) -> Environmen
     section = section if section is not None else EnvironmentSection(name=reference)
     environment = load(reference, section)
     check_splits(environment.splits, f"{environment.name}@{environment.version}")
-    if ":" not in reference:
+    if not _is_own(reference):
         return environment
     from sandmill.environments.isolation import isolated
 
@@ -57,7 +57,7 @@ def get(reference: str, section: EnvironmentSection | None = None) -> Environmen
 
 def load(reference: str, section: EnvironmentSection) -> Environment:
     """As `get`, without the check of its tasks and with its grader in this process."""
-    if ":" in reference and not ("://" in reference and is_foreign(reference)):
+    if _is_own(reference):
         return _own(reference, section)
     if reference in BUILTIN:
         return BUILTIN[reference](section)
@@ -71,6 +71,11 @@ def load(reference: str, section: EnvironmentSection) -> Environment:
     if entry is not None:
         return registered.load(entry, section)
     raise UnknownEnvironment(_unknown(reference, [f"{one.name}@{one.version}" for one in registered.registered()]))
+
+
+def _is_own(reference: str) -> bool:
+    """Whether it names an object of the user's; the URL of a server has a colon, too."""
+    return ":" in reference and not ("://" in reference and is_foreign(reference))
 
 
 def _unknown(reference: str, registered: Sequence[str]) -> str:

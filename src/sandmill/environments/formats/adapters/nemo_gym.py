@@ -19,6 +19,8 @@ from typing import Any
 
 from turns import words
 
+AT_ONCE = 16
+"""Episodes of one sandbox: each process has threads of its own."""
 MOST_ROWS = 200_001
 OWN = {"reward", "mask_sample", "failure_kind", "failure_reason", "responses_create_params", "response", "reward_components"}
 
@@ -57,6 +59,7 @@ class NemoGym:
             "reward": "the server's own, usually 0 or 1",
             "multi_turn": True,
             "tools": sorted(tools),
+            "sessions": AT_ONCE,
         }
 
     def tasks(self, split: str, start: int, stop: int) -> list[dict[str, Any]]:
@@ -186,14 +189,14 @@ def texts(content: Any) -> Any:
 def bare(value: Any) -> Any:
     """Without members that are null: what recorded them wrote every field, and not every field takes null. A tool needs two that do."""
     if isinstance(value, dict):
-        found = {key: bare(inner) for key, inner in value.items() if inner is not None}
+        found: dict[str, Any] = {key: bare(inner) for key, inner in value.items() if inner is not None}
         return {"strict": None, "parameters": None, **found} if value.get("type") == "function" and "name" in value else found
     return [bare(inner) for inner in value] if isinstance(value, list) else value
 
 
 def rows_of(path: str) -> list[dict[str, Any]]:
     """Rows of a JSONL file. Raises with its line for what is none."""
-    found = []
+    found: list[dict[str, Any]] = []
     with open(path, encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
             if line.strip() and len(found) < MOST_ROWS:
@@ -272,7 +275,11 @@ def resolved(server: Any, key: str) -> Any:
 def load(options: dict[str, Any]) -> NemoGym:
     """The resources server that `options` name; another name is refused with the nearest one."""
     noted = importlib.metadata.version
-    importlib.metadata.version = lambda name: "0" if name == "ray" else noted(name)  # it is noted on import; no resources server runs on it
+
+    def version(distribution_name: str) -> str:
+        return "0" if distribution_name == "ray" else noted(distribution_name)  # noted on import; no resources server runs on it
+
+    importlib.metadata.version = version
     import nemo_gym
     from nemo_gym.base_resources_server import SimpleResourcesServer
 

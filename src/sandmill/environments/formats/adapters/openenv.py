@@ -257,7 +257,9 @@ class OpenEnv:
                 raise Broken(f"the reward of a step is {str(reward)[:80]!a}, not a number")
             self.rewards.append(float(reward))
         self.over = answer.get("done") is True
-        failed = (answer.get("observation") or {}).get("error")
+        seen = answer.get("observation") or {}
+        result = seen.get("result")
+        failed = seen.get("error") or (isinstance(result, dict) and result.get("is_error"))
         return {"observation": self._shown(answer), "done": self.over, "reward": reward, "ok": not failed}
 
     def _shown(self, answer: dict[str, Any], first: bool = False) -> str:

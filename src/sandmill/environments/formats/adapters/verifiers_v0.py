@@ -18,6 +18,8 @@ from typing import Any
 
 from verifiers_rollout import Message, Rollout, definitions
 
+AT_ONCE = 16
+"""Episodes of one sandbox: each process has threads of its own."""
 GROUP = {"states", "prompts", "completions", "answers", "tasks", "infos"}
 
 
@@ -55,6 +57,7 @@ class VerifiersV0:
             "passes_at": sum(weight for weight in weights if weight > 0) or 1.0,
             "multi_turn": not is_single_turn(self.env),
             "tools": definitions(self.env),
+            "sessions": AT_ONCE,
         }
 
     def tasks(self, split: str, start: int, stop: int) -> list[dict[str, Any]]:

@@ -14,6 +14,8 @@ from typing import Any
 
 from turns import words
 
+AT_ONCE = 16
+"""Episodes of one sandbox: each process has threads of its own."""
 FRAMEWORK = {"idx", "image", "workdir", "agent_user", "skills", "network_allow", "network_block", "timeout", "resources"}
 
 
@@ -42,6 +44,7 @@ class VerifiersV1:
             "passes_at": sum(weight for weight in weights if weight > 0) or 1.0,
             "multi_turn": True,
             "tools": [json.dumps(one) for one in (await tools_of(servers(self.taskset, first))).definitions],
+            "sessions": AT_ONCE,
         }
 
     def _count(self) -> int | None:
