@@ -1,7 +1,9 @@
 """Modules and data sets of other formats as environments: tasks, verdicts, and one sentence for what is wrong with them."""
 
 import asyncio
+import io
 import json
+import tarfile
 
 import pytest
 
@@ -152,6 +154,34 @@ def test_the_digest_is_that_of_tasks_and_grader(module, tmp_path):
     assert len({first, larger, changed}) == 3
     for environment in environments:
         graded(environment, [])
+
+
+def bundle(folder, files):
+    path = folder / "bundle.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        for name, text in files.items():
+            info = tarfile.TarInfo(name)
+            info.size, info.mode = len(text.encode()), 0o600
+            archive.addfile(info, io.BytesIO(text.encode()))
+    return f"python/{path}"
+
+
+def test_a_bundle_brings_its_packages(tmp_path):
+    files = {
+        "task_set.py": "import helper\n" + SUMS.replace("str(n + 1)", "str(helper.add(n, 1))"),
+        "site/helper.py": "def add(a, b): return a + b\n",
+    }
+    environment = get(bundle(tmp_path, files), module="task_set")
+    assert environment.name == "python/bundle"
+    assert graded(environment, ["right", "wrong"]) == [Graded(reward=1.0, passed=True), Graded(reward=0.0, passed=False)]
+
+
+@pytest.mark.parametrize(
+    ("files", "said"), [({"other.py": ""}, "no module 'environment' at its top; it has other.py"), ({}, "it has none")]
+)
+def test_a_bundle_without_its_module_says_what_it_has(tmp_path, files, said):
+    with pytest.raises(EnvironmentFailed, match=said):
+        get(bundle(tmp_path, files))
 
 
 @pytest.mark.parametrize(

@@ -324,6 +324,9 @@ if answer == "forks":
     except OSError:
         pass
     return float(made < 100)
+if answer == "close":
+    os.closerange(3, 64)
+    time.sleep(60)
 if answer == "junk":
     import struct
     for fd in os.listdir("/proc/self/fd"):
@@ -358,6 +361,12 @@ def test_each_call_is_another_user_without_a_hold_on_the_worker():
 
 def test_files_that_a_call_left_where_all_may_write_are_removed():
     assert nosy(["leave", "find"]) == [1.0, 0.0]
+
+
+def test_one_that_closes_its_channel_and_stays_is_a_failure_long_before_its_deadline():
+    closed, after = nosy(["close", "ok"])
+    assert closed == "its process closed its end before it answered"
+    assert after == 1.0
 
 
 def test_a_reason_that_is_none_is_a_failure_of_that_call_alone():

@@ -1,30 +1,41 @@
 """`python/PATH`: a module of one's own, `tasks(split) -> rows` and `reward(completion, answer) -> number`.
 
-A file, or a folder with environment.py.
-What it needs is read from its own head (PEP 723: `# /// script`, `# dependencies = ["sympy==1.14.0"]`), without running it.
+A file, a folder with environment.py, or a bundle: a tar.gz with modules at its top and, below site/, the packages that they import.
+What a file or folder needs is read from its own head (PEP 723: `# /// script`, `# dependencies = ["sympy==1.14.0"]`), without running it.
 """
 
 from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from sandmill.config.manifest import EnvironmentSection
-from sandmill.environments.formats.plan import CommonOptions, Plan, Reference, adapter, parse_options
+from sandmill.environments.formats.plan import CommonOptions, Option, Plan, Reference, adapter, parse_options
 from sandmill.environments.packages.package import FILES, Copied, pinned
 from sandmill.errors import ConfigError, UnknownEnvironment
 
 MODULE: Final = "environment.py"
+BUNDLES: Final = (".tar.gz", ".tgz")
 _BLOCK: Final = re.compile(r"(?m)^# /// script\s*$\n(?P<content>(?:^#(?: .*)?$\n)+?)^# ///\s*$")
+
+
+class Options(CommonOptions, frozen=True, kw_only=True, rename="camel"):
+    """Besides the common ones."""
+
+    module: str = ""
+    """The module of a bundle that has tasks and reward; empty: environment."""
 
 
 def plan(reference: Reference, section: EnvironmentSection) -> Plan:
     """See `Format`."""
-    common, arguments = parse_options(CommonOptions, section.options, others=True)
+    common, arguments = parse_options(Options, section.options, others=True)
     path = Path(reference.what).expanduser()
     module = path / MODULE if path.is_dir() else path
+    if module.is_file() and module.name.endswith(BUNDLES):
+        return _bundle(reference, path, common, arguments)
     if not module.is_file():
         raise UnknownEnvironment(f"there is no file {module}; an environment is a .py file, or a folder with {MODULE}")
     script = script_metadata(module)
@@ -39,6 +50,21 @@ def plan(reference: Reference, section: EnvironmentSection) -> Plan:
         load={"module": f"{FILES}/module/{module.name}", "arguments": arguments},
         common=common,
         source=str(module),
+    )
+
+
+def _bundle(reference: Reference, path: Path, options: Options, arguments: Mapping[str, Option]) -> Plan:
+    """It brings what it needs."""
+    name = path.name.removesuffix(".tgz").removesuffix(".tar.gz")
+    return Plan(
+        reference=reference.text,
+        name=f"python/{name}",
+        version=reference.version,
+        package=options.package(files=(Copied(source=str(path), place="bundle.tar.gz", secret=True),)),
+        adapter=adapter("python_module"),
+        load={"bundle": f"{FILES}/bundle.tar.gz", "module": options.module or MODULE.removesuffix(".py"), "arguments": arguments},
+        common=options,
+        source=str(path),
     )
 
 

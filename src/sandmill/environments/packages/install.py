@@ -303,35 +303,42 @@ def _copy(copied: Sequence[Copied], draft: Path, max_bytes: int) -> None:
 @contextlib.asynccontextmanager
 async def _alone(key: str) -> AsyncIterator[None]:
     """Nobody else installs the same meanwhile, in whatever process."""
-    descriptor = os.open(_folder() / f"{key}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    place = _folder() / f"{key}.lock"
     deadline = time.monotonic() + _WAIT_S
+    while (descriptor := _locked(place)) is None:
+        if time.monotonic() > deadline:
+            raise EnvironmentFailed(f"another process has been installing {NAMES}{key} for {_WAIT_S:g} s; stop it")
+        await asyncio.sleep(0.05)
     try:
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise EnvironmentFailed(f"another process has been installing {NAMES}{key} for {_WAIT_S:g} s; stop it") from None
-                await asyncio.sleep(0.05)
         yield
     finally:
+        place.unlink(missing_ok=True)
         os.close(descriptor)
+
+
+def _locked(place: Path) -> int | None:
+    """The descriptor that holds a lock; None while another does, or when it was removed just before it was had."""
+    descriptor = os.open(place, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(descriptor).st_nlink:
+            return descriptor
+    except BlockingIOError:
+        pass
+    os.close(descriptor)
+    return None
 
 
 def _sweep(own: Path) -> None:
     """Removes what killed installers were fetching; `own`, whose lock is held here, is one of theirs too."""
     shutil.rmtree(own, ignore_errors=True)
     for left in _folder().glob("*.wheels"):
-        with contextlib.suppress(FileNotFoundError):
-            descriptor = os.open(left.with_suffix(".lock"), os.O_RDWR | os.O_CLOEXEC)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                continue
-            finally:
-                os.close(descriptor)
+        lock = left.with_suffix(".lock")
+        descriptor = _locked(lock)
+        if descriptor is not None:
             shutil.rmtree(left, ignore_errors=True)
+            lock.unlink(missing_ok=True)
+            os.close(descriptor)
 
 
 def _folder() -> Path:

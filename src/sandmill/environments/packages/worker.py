@@ -42,6 +42,7 @@ LARGEST_BYTES = 64 << 20
 _CHUNK = 1 << 16
 _PR_SET_DUMPABLE, _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 4, 1, 36
 _HUGE_TURN_S = 3600.0
+_DYING_S = 5.0
 _FIRST_UID, _UIDS = 20_000, 20_000
 _MOST_PROCESSES = 64
 _SHARED = ("/tmp", "/var/tmp", "/dev/shm")
@@ -60,6 +61,7 @@ class Child:
         self.incoming = bytearray()
         self.deadline = math.inf
         self.once = False
+        self.closed = False
 
 
 class Zygote:
@@ -88,8 +90,11 @@ class Zygote:
                 if what != "requests" and session in self._children:
                     self._attend(session, what)
             now = time.monotonic()
-            for session in [one for one, child in self._children.items() if child.deadline <= now]:
-                self._fail(session, "deadline", "it took longer than its deadline")
+            for session, child in [pair for pair in self._children.items() if pair[1].deadline <= now]:
+                if child.closed:
+                    self._fail(session, "exit", "its process closed its end before it answered")
+                else:
+                    self._fail(session, "deadline", "it took longer than its deadline")
 
     def _patience(self) -> float:
         nearest = min((child.deadline for child in self._children.values()), default=math.inf)
@@ -178,13 +183,17 @@ class Zygote:
             self._push(session, child)
         done = self._pull(session, child)
         if what == "death" and not done and session in self._children:
-            info = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            info = None
+            with contextlib.suppress(ChildProcessError):  # the package said that it does not care for its children
+                info = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             status = 0 if info is None else info.si_status
             ended = f"exit code {status}" if info is None or info.si_code == os.CLD_EXITED else f"signal {status}"
             self._fail(session, "exit", f"its process ended ({ended}) before it answered")
 
     def _push(self, session: int, child: Child) -> None:
         """Sends as much of a request as the process takes now."""
+        if child.closed:
+            return
         try:
             while child.outgoing:
                 del child.outgoing[: child.channel.send(child.outgoing[: _CHUNK * 4])]
@@ -197,6 +206,8 @@ class Zygote:
 
     def _pull(self, session: int, child: Child) -> bool:
         """Whether the session is over."""
+        if child.closed:
+            return False
         try:
             while data := child.channel.recv(_CHUNK * 4):
                 child.incoming += data
@@ -209,14 +220,15 @@ class Zygote:
                         return self._pass_on(session, child, kind, size)
         except OSError:  # nothing there yet, or it died: then its pidfd says so
             return False
-        return self._closed(session, child)
+        self._closed(child)
+        return False
 
-    def _closed(self, session: int, child: Child) -> bool:
-        """The process closed its end of the channel: it is dead or never answers."""
-        if select.select([child.pidfd], [], [], 0.5)[0]:
-            return False
-        self._fail(session, "exit", "its process closed its end before it answered")
-        return True
+    def _closed(self, child: Child) -> None:
+        """The process closed its end of the channel: if it is not about to die, it will never answer."""
+        child.closed = True
+        child.outgoing.clear()
+        self._selector.unregister(child.channel)
+        child.deadline = min(child.deadline, time.monotonic() + _DYING_S)
 
     def _pass_on(self, session: int, child: Child, kind: int, size: int) -> bool:
         body = bytes(child.incoming[HEADER.size : HEADER.size + size])
@@ -237,7 +249,8 @@ class Zygote:
         child = self._children.pop(session, None)
         if child is None:
             return
-        self._selector.unregister(child.channel)
+        if not child.closed:
+            self._selector.unregister(child.channel)
         self._selector.unregister(child.pidfd)
         child.channel.close()
         _kill(child.pid)
