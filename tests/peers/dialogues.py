@@ -5,8 +5,9 @@ import json
 from sandmill.environments.task import Message, Role, Submission, ToolCall
 
 
-async def said(environment, *turns, task=None, limit=None, beside="let me see"):
-    """Reactions to the turns, a text or (tool, arguments) each, and the verdict; `beside` is what was written beside a call."""
+async def said(environment, *turns, task=None, limit=None, cut=None, beside="let me see"):
+    """Reactions to the turns, a text or (tool, arguments) each, and the verdict; `beside` is what was written beside a call, `cut` a last
+    reply that never came to its end."""
     task = task or environment.splits["train"][0]
     episode = await environment.interact(task, 7)
     messages, reactions = [], []
@@ -23,6 +24,8 @@ async def said(environment, *turns, task=None, limit=None, beside="let me see"):
                 Message(role=Role.ASSISTANT, text=beside, calls=(call,)),
                 Message(role=Role.TOOL, text=reactions[-1].text),
             ]
+        if cut is not None:
+            messages.append(Message(role=Role.ASSISTANT, text=cut))
         answer = turns[-1] if turns and isinstance(turns[-1], str) else None
         submission = Submission(answer=answer, messages=tuple(messages), limit=limit)
         record = await episode.finish(submission)

@@ -108,13 +108,13 @@ def project(tmp_path_factory):
 def play(project, request):
     """Loads the project with options; plays each list of turns (of the first task's row) and ends it."""
 
-    def played(*episodes, limit=None, **options):
+    def played(*episodes, limit=None, cut=None, **options):
         turns = environment(f"verifiers/{project}", 4, 2, verifiers=request.param, **options)
         row = json.loads(bytes(turns.row(turns.splits["train"][0])))
 
         async def main():
             try:
-                return [await said(turns, *episode(row), limit=limit) for episode in episodes]
+                return [await said(turns, *episode(row), limit=limit, cut=cut) for episode in episodes]
             finally:
                 await turns.close()
 
@@ -135,6 +135,13 @@ def test_an_episode_that_is_cut_short_is_scored_on_what_was_said(play):
     assert not reactions[-1].over
     assert isinstance(verdict, Graded)
     assert (verdict.reward, verdict.parts["words"]) == (0.0, 2.0)
+
+
+def test_a_reply_that_was_cut_is_scored_and_so_is_silence(play):
+    ((_, cut),) = play(lambda row: ["-1"], limit=Limit.TOKENS, cut="it is, let me th")
+    assert (cut.reward, cut.parts["words"], cut.parts["num_turns"]) == (0.0, 2.0, 2.0)
+    ((_, silent),) = play(lambda row: [], limit=Limit.CONTEXT)
+    assert (silent.reward, silent.parts["words"]) == (0.0, 0.0)
 
 
 def test_tools_are_called_and_what_they_raise_goes_to_the_model(play):

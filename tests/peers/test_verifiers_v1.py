@@ -121,14 +121,14 @@ def place(tmp_path):
     return write(tmp_path, "sm-pad", SOURCE, sm_arena=ARENA)
 
 
-def play(place, *episodes, limit=None, **options):
+def play(place, *episodes, limit=None, cut=None, **options):
     """Plays each list of turns (of the first task's word) and ends the package."""
     pad = environment(f"verifiers-v1/{place}", 4, 2, **options)
     number = json.loads(bytes(pad.row(pad.splits["train"][0])))["number"]
 
     async def main():
         try:
-            return pad, [await said(pad, *episode(f"w{number}x"), limit=limit) for episode in episodes]
+            return pad, [await said(pad, *episode(f"w{number}x"), limit=limit, cut=cut) for episode in episodes]
         finally:
             await pad.close()
 
@@ -167,6 +167,20 @@ def test_a_stop_condition_ends_an_episode_and_one_cut_short_is_scored(place):
     _, [(_, verdict)] = play(place, lambda word: [("pad_write", {"note": word})], limit=Limit.TOKENS)
     assert isinstance(verdict, Graded)
     assert (verdict.reward, verdict.parts["notes"]) == (0.5, 1.0)
+    _, [(_, cut)] = play(place, lambda word: [], limit=Limit.TOKENS, cut="it is w")
+    assert (cut.reward, cut.parts["spoken"]) == (0.0, 1.0)
+
+
+def test_episodes_at_once_have_machines_of_their_own(place):
+    pad = environment(f"verifiers-v1/{place}", 4, 2)
+
+    async def main():
+        try:
+            return await asyncio.gather(*(said(pad, ("pad_write", {"note": str(number)}), "no") for number in range(6)))
+        finally:
+            await pad.close()
+
+    assert [verdict.parts["notes"] for _, verdict in asyncio.run(main())] == [1.0] * 6
 
 
 def test_a_reward_that_raises_is_no_reward(place):

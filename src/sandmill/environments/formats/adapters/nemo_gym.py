@@ -17,7 +17,7 @@ import sys
 import typing
 from typing import Any
 
-from turns import words
+from turns import unsaid, words
 
 AT_ONCE = 16
 """Episodes of one sandbox: each process has threads of its own."""
@@ -104,6 +104,9 @@ class NemoGym:
 
     async def finish(self, answer: str | None, limit: str | None, messages: list[dict[str, Any]]) -> dict[str, Any]:
         """What verify says."""
+        last = unsaid(self.turns, messages, limit)
+        if last:
+            self.turns.append({"text": last, "call": None})
         for turn, text in zip(self.turns, words(self.turns, messages), strict=True):
             turn["text"] = text
         given = {key: value for key, value in self.row.items() if key != "responses_create_params"}

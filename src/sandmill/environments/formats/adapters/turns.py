@@ -30,3 +30,10 @@ def called(call: dict[str, Any]) -> dict[str, Any]:
     except ValueError:
         arguments = call["arguments"]
     return {"name": call["name"], "arguments": arguments}
+
+
+def unsaid(turns: list[dict[str, Any]], messages: list[dict[str, Any]], limit: str | None) -> str | None:
+    """The last reply, where a limit cut it and it never came here; empty where the model had said nothing at all."""
+    if limit in ("tokens", "context") and messages and messages[-1]["role"] == "assistant" and not messages[-1]["calls"]:
+        return str(messages[-1]["text"])
+    return None if turns else ""

@@ -79,7 +79,12 @@ class Rollout:
             raise TypeError("this environment rewrites what was said before, which tokens that were sampled do not allow")
         return prompt[len(known) :]
 
-    async def say(self, text: str, call: dict[str, Any] | None = None) -> list[tuple[str, str]] | None:
+    @property
+    def waits(self) -> bool:
+        """Whether it is the model's turn."""
+        return not self.task.done()
+
+    async def say(self, text: str, call: dict[str, Any] | None = None, cut: bool = False) -> list[tuple[str, str]] | None:
         """The model's turn; then as `news`."""
         assert self.told is not None
         self.seen.append(("assistant", text))
@@ -87,7 +92,7 @@ class Rollout:
         calls = (
             None if call is None else [{"id": f"call_{len(self.mine)}", "name": call["name"], "arguments": json.dumps(call["arguments"])}]
         )
-        self.told.set_result(response(text, calls))
+        self.told.set_result(response(text, calls, cut))
         return await self.news()
 
     async def end(self) -> Any:
@@ -131,13 +136,13 @@ def both_ways(call: dict[str, Any]) -> dict[str, Any]:
     return {"id": call.get("id"), "type": "function", "function": Message(function), **more}
 
 
-def response(text: str, calls: list[dict[str, str]] | None) -> Any:
+def response(text: str, calls: list[dict[str, str]] | None, cut: bool) -> Any:
     """What a model would have answered, in the class that this version of verifiers takes it in."""
     import verifiers.types as types
 
-    reason = "tool_calls" if calls else "stop"
+    reason = "length" if cut else "tool_calls" if calls else "stop"
     if kind("ResponseMessage") is not None:
-        message = types.ResponseMessage(content=text, tool_calls=calls, finish_reason=reason, is_truncated=False)
+        message = types.ResponseMessage(content=text, tool_calls=calls, finish_reason=reason, is_truncated=cut)
         return types.Response(id="0", created=int(time.time()), model=MODEL, message=message)
     from openai.types.chat import ChatCompletion
 

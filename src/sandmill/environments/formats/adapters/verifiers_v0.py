@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
+from turns import unsaid
 from verifiers_rollout import Message, Rollout, definitions
 
 AT_ONCE = 16
@@ -107,6 +108,9 @@ class VerifiersV0:
 
     async def finish(self, answer: str | None, limit: str | None, messages: list[dict[str, Any]]) -> dict[str, Any]:
         """The rubric's weighted sum over the whole episode."""
+        last = unsaid(self.rollout.mine, messages, limit)
+        if last is not None and self.rollout.waits:
+            await self.rollout.say(last, cut=True)
         state = await self.rollout.end()
         return await self.scored(state, self.rollout.completion(messages))
 

@@ -10,9 +10,10 @@ import importlib.metadata
 import itertools
 import json
 import math
+import os
 from typing import Any
 
-from turns import words
+from turns import unsaid, words
 
 AT_ONCE = 16
 """Episodes of one sandbox: each process has threads of its own."""
@@ -146,10 +147,13 @@ class Episode:
 
     async def begin(self) -> list[dict[str, Any]]:
         """The task's set-up, and its tools' definitions."""
-        from verifiers.v1.runtimes import make_runtime
+        from pathlib import Path
+
+        from verifiers.v1.runtimes import make_runtime, subprocess
         from verifiers.v1.runtimes.subprocess import SubprocessConfig
         from verifiers.v1.utils.decorators import invoke
 
+        subprocess.CACHE_DIR = Path(os.environ["HOME"])  # it was found when the package was loaded, by another user
         self.runtime = make_runtime(SubprocessConfig(), name=self.trace.id)
         self.runtime.env = dict(self.task.runtime_env())
         await self.runtime.start()
@@ -174,7 +178,7 @@ class Episode:
         nodes = self.trace.nodes
         nodes.append(MessageNode(parent=len(nodes) - 1 if nodes else None, message=message, sampled=sampled))
 
-    def say(self, text: str, call: dict[str, Any] | None) -> str:
+    def say(self, text: str, call: dict[str, Any] | None, cut: bool = False) -> str:
         """The model's turn; the id of its call."""
         from verifiers.v1.trace import ModelCall
 
@@ -184,7 +188,7 @@ class Episode:
         if call is not None:
             message["tool_calls"] = [{"id": id, "name": call["name"], "arguments": json.dumps(call["arguments"])}]
         self._note(message, sampled=True)
-        reason = "stop" if call is None else "tool_calls"
+        reason = "length" if cut else "stop" if call is None else "tool_calls"
         self.trace.calls.append(ModelCall(node=len(self.trace.nodes) - 1, finish_reason=reason))
         return id
 
@@ -220,6 +224,9 @@ class Episode:
         """What the task's rewards come to. Raises when one of them did not run."""
         from verifiers.v1.utils.decorators import invoke
 
+        last = unsaid(self.turns, messages, limit)
+        if last is not None:
+            self.say(last, None, cut=limit is not None)
         for node, text in zip([one for one in self.trace.nodes if one.sampled], words(self.turns, messages), strict=True):
             node.message.content = text
         self.trace.stop({"turns": "max_turns", "tokens": "max_output_tokens", "context": "max_total_tokens"}.get(limit or "", "timeout"))
