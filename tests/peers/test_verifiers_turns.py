@@ -91,8 +91,8 @@ def load_environment(kind="guess", max_turns=5):
     rubric = vf.Rubric(funcs=[right, few, attributes, words, called], weights=[1.0, 0.0, 0.0, 0.0, 0.0])
     if kind == "tools":
         return vf.ToolEnv(tools=[double], dataset=Dataset.from_list(ROWS), rubric=rubric, max_turns=max_turns)
-    if kind == "group":
-        rubric.add_reward_func(best_of, weight=1.0)
+    if kind in ("group", "group metric"):
+        rubric.add_reward_func(best_of, weight=1.0 if kind == "group" else 0.0)
     kinds = {"telling": Telling, "forgetful": Forgetful, "broken": Broken}
     return kinds.get(kind, Guess)(dataset=Dataset.from_list(ROWS), rubric=rubric, max_turns=max_turns)
 '''
@@ -179,3 +179,6 @@ def test_an_environment_that_rewrites_its_history_is_refused(play):
 def test_rewards_over_a_whole_group_are_refused(play):
     with pytest.raises(EnvironmentFailed, match="best_of scores all replies to a prompt at once"):
         play(kind="group")
+    ((_, verdict),) = play(lambda row: [row["answer"]], kind="group metric")
+    assert verdict.reward == 1.0
+    assert "best_of" not in verdict.parts

@@ -40,7 +40,8 @@ class VerifiersV0:
             for name, function, weight in zip(names(rubric), list(rubric.funcs), rubric.weights, strict=False):
                 if is_group(function) and weight:
                     raise TypeError(f"reward function {name} scores all replies to a prompt at once; here each reply is graded alone")
-            rubric.funcs[:] = [self._watched(function) for function in rubric.funcs]
+            kept = [(one, weight) for one, weight in zip(rubric.funcs, rubric.weights, strict=True) if not is_group(one)]
+            rubric.funcs[:], rubric.weights[:] = [self._watched(one) for one, _ in kept], [weight for _, weight in kept]
         self.data = {"train": rows_of(env, "get_dataset")}
         if not self.data["train"] or has_own_eval(env):
             self.data["heldout"] = rows_of(env, "get_eval_dataset")
