@@ -109,6 +109,26 @@ def test_what_breaks_in_a_turn_is_raised_and_the_episode_has_no_score(said, reas
     play(work)
 
 
+def test_what_a_model_says_cannot_break_an_episode_by_its_form():
+    nested = "x"
+    for _ in range(150):
+        nested = [nested]
+
+    async def work(environment):
+        episode = await environment.interact(task_of(environment), 1)
+        odd = [await episode.call("guess", {"number": one}) for one in ("\ud800", nested)]
+        said = await episode.reply("\ud800")
+        messages = (Message(role=Role.ASSISTANT, text="\udfff"),)
+        await episode.call("guess", {"number": "1"})
+        found = await verdict(environment, episode, messages=messages)
+        await episode.close()
+        return odd, said, found
+
+    odd, said, found = play(work)
+    assert [(one.ok, "cannot be passed on" in one.text) for one in odd] == [(False, True)] * 2
+    assert (said.text, found.parts["moves"]) == ("a number, please", 1.0)
+
+
 def test_a_score_that_is_none_is_refused():
     async def work(environment):
         episode = await environment.interact(task_of(environment), 1)

@@ -20,11 +20,14 @@ from sandmill.environments.packages.protocol import Message as Said
 from sandmill.environments.packages.protocol import Opened, Score, Step
 from sandmill.environments.task import Message, Role, Submission
 from sandmill.environments.tools import Tool
+from sandmill.environments.verdicts import reason_of
 from sandmill.errors import GraderFailed
 
 M = TypeVar("M", bound=msgspec.Struct)
 ANSWER_S: Final = 600.0
 """The longest that a package may think about one call; the runner's own limits are shorter."""
+DEEPEST: Final = 100
+"""Lists and mappings in one another that a call's arguments may have: parsers of packages give up at some depth."""
 _LONGEST_OBSERVATION: Final = 1 << 20
 
 
@@ -56,24 +59,31 @@ class ForeignInteraction:
             raise
 
     async def call(self, tool: str, arguments: Mapping[str, object]) -> Reaction:
-        """See `Interaction`."""
-        return _reaction(await self._ask("call", {"tool": tool, "arguments": arguments}, Step))
+        """See `Interaction`. Arguments that cannot be passed on are the model's mistake, or it could break episodes at will."""
+        if _too_deep(arguments):
+            return Reaction(text=f"these arguments cannot be passed on: they are nested deeper than {DEEPEST}", ok=False)
+        try:
+            sent = msgspec.Raw(msgspec.json.encode(arguments))
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
+            return Reaction(text=f"these arguments cannot be passed on: {reason_of(error)}", ok=False)
+        return _reaction(await self._ask("call", {"tool": tool, "arguments": sent}, Step))
 
     async def reply(self, text: str) -> Reaction | None:
         """See `Interaction`."""
-        return _reaction(await self._ask("reply", {"text": text}, Step))
+        return _reaction(await self._ask("reply", {"text": _sound(text)}, Step))
 
     async def finish(self, submission: Submission) -> bytes:
         """The package's score, as `score_of` reads it."""
         said = [
             {
                 "role": str(message.role),
-                "text": message.text,
+                "text": _sound(message.text),
                 "calls": [{"name": call.name, "arguments": call.arguments} for call in message.calls],
             }
             for message in submission.messages
         ]
-        params = {"answer": submission.answer, "limit": None if submission.limit is None else str(submission.limit), "messages": said}
+        answer = None if submission.answer is None else _sound(submission.answer)
+        params = {"answer": answer, "limit": None if submission.limit is None else str(submission.limit), "messages": said}
         return msgspec.json.encode(await self._ask("finish", params, Score))
 
     async def close(self) -> None:
@@ -149,6 +159,19 @@ class _Function(msgspec.Struct, frozen=True):
 
 class _Definition(msgspec.Struct, frozen=True):
     function: _Function | None = None
+
+
+def _too_deep(value: object) -> bool:
+    level = [value]
+    for _ in range(DEEPEST):
+        inner = [one.values() if isinstance(one, Mapping) else one for one in level if isinstance(one, (Mapping, list))]
+        level = [one for values in inner for one in values]
+    return bool(level)
+
+
+def _sound(text: str) -> str:
+    """Text that UTF-8 can carry: half a surrogate pair becomes a question mark."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _reaction(step: Step) -> Reaction:
