@@ -50,6 +50,14 @@ def test_a_reply_goes_to_the_environment_until_it_takes_it_as_the_answer() -> No
     assert environment.graded[0].messages[1].role is Role.USER
 
 
+def test_a_reply_that_is_cut_is_among_what_was_said() -> None:
+    environment = Guessing()
+    episode = one(environment, "$ guess 50", "= " + "hello " * 40)
+    assert isinstance(episode.verdict, AgentLimited)
+    assert environment.graded[0].limit is Limit.TOKENS
+    assert environment.graded[0].messages[-1].text.startswith("hello hello")
+
+
 def test_the_environment_may_begin_the_conversation() -> None:
     for opens, first in ((True, "Q: guess\n"), (False, "Q: hello\n")):
         episode = one(Guessing(opens=opens), "= stop")

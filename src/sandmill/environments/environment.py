@@ -19,6 +19,7 @@ DIALOGUE = ("offer", "interact")
 OPTIONAL = (
     *DIALOGUE,
     "demonstrations",
+    "episode_turn",
     *("sandbox_for", "grade_sandbox", "grading_timeout_s", "next_message", "agent_timeout_s"),
     *("solve", "has_solution", "cheats", "task_digest", "outside", "expected_answer"),
 )

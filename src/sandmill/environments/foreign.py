@@ -11,6 +11,7 @@ import hashlib
 import re
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Final
 
 import msgspec
@@ -20,10 +21,14 @@ from sandmill.environments.confusion import confused
 from sandmill.environments.demonstration import Demonstration
 from sandmill.environments.drawing import Drawn, draw
 from sandmill.environments.environment import Artifacts
+from sandmill.environments.foreign_interaction import ForeignInteraction, score_of, tools_of
 from sandmill.environments.formats import Plan, plan
+from sandmill.environments.interaction import Offer
+from sandmill.environments.packages.asked import AskedService
 from sandmill.environments.packages.install import Installed, Report, add_bytecode, install, remember
 from sandmill.environments.packages.loaded import Launch, Lost
 from sandmill.environments.packages.protocol import Description, Row, Score
+from sandmill.environments.packages.seats import Seats
 from sandmill.environments.packages.service import PackageService
 from sandmill.environments.packages.wheels import PYTHON
 from sandmill.environments.task import Boundary, Graded, InfrastructureFailure, NoAnswer, Submission, Task, Verdict
@@ -46,8 +51,10 @@ SLOW_LOAD_S: Final = 1.0
 class ForeignEnvironment:
     """A package's tasks and grader. Belongs to the event loop that it first grades on; `close` ends its sandbox."""
 
+    offer = Offer(tools=())
+
     def __init__(
-        self, plan: Plan, installed: Installed, description: Description, service: PackageService, splits: Mapping[str, Sequence[Drawn]]
+        self, plan: Plan, installed: Installed, description: Description, service: AskedService, splits: Mapping[str, Sequence[Drawn]]
     ) -> None:
         self.plan = plan
         self.installed = installed
@@ -124,6 +131,50 @@ class ForeignEnvironment:
         self.installed.use.release()
 
 
+class DialogueEnvironment(ForeignEnvironment):
+    """A package that answers what the model says or calls, each episode in a process of its own, and grades it there at its end."""
+
+    def __init__(
+        self, plan: Plan, installed: Installed, description: Description, service: AskedService, splits: Mapping[str, Sequence[Drawn]]
+    ) -> None:
+        super().__init__(plan, installed, description, service, splits)
+        self.offer = Offer(tools=tools_of(description.tools))
+        self.seats = Seats(service, description.sessions)
+
+    def episode_turn(self) -> AbstractAsyncContextManager[object]:
+        """See `LimitedEpisodes`."""
+        return self.seats.turn()
+
+    async def interact(self, task: Task, seed: int) -> ForeignInteraction:
+        """See `Interactive`."""
+        session, release = await self.seats.session()
+        return await ForeignInteraction.begin(session, self.row(task), seed, self.offer.tools, release)
+
+    async def grade(self, task: Task, submission: Submission, artifacts: Artifacts) -> Verdict:
+        """What the episode's own process made of it at its end; an answer without an episode is the only thing said in one."""
+        return self.verdict(score_of(submission.record or await self._answered(task, submission)), submission)
+
+    async def _answered(self, task: Task, submission: Submission) -> bytes:
+        episode = await self.interact(task, 0)
+        try:
+            if submission.answer is not None:
+                await episode.reply(submission.answer)
+            return await episode.finish(submission)
+        finally:
+            await episode.close()
+
+    def verdict(self, score: Score, submission: Submission) -> Verdict:
+        """An episode may end with a call, so that a missing answer means nothing unless the package says so."""
+        if not score.answered:
+            return NoAnswer(reward=score.reward, parts=score.parts)
+        return super().verdict(score, msgspec.structs.replace(submission, answer=submission.answer or ""))
+
+    async def close(self) -> None:
+        """See `ForeignEnvironment`."""
+        await self.seats.close()
+        await super().close()
+
+
 def load(reference: str, section: EnvironmentSection, report: Report = lambda line: None, *, fit: bool = False) -> ForeignEnvironment:
     """Installs what `reference` names, unless it is installed, loads it and draws its splits.
 
@@ -135,10 +186,11 @@ def load(reference: str, section: EnvironmentSection, report: Report = lambda li
 
 async def _load(plan: Plan, section: EnvironmentSection, report: Report, fit: bool) -> ForeignEnvironment:
     installed = await install(plan.package, report)
-    service = PackageService(_launch(plan, installed))
+    service = _service(plan, installed)
     try:
-        installed, service = await _warmed(plan, installed, service, report)
-        await remember(installed, plan.reference)
+        if isinstance(service, PackageService):
+            installed, service = await _warmed(plan, installed, service, report)
+            await remember(installed, plan.reference)
         return await _drawn(plan, section, installed, service, fit)
     except BaseException:
         await service.close()
@@ -146,8 +198,23 @@ async def _load(plan: Plan, section: EnvironmentSection, report: Report, fit: bo
         raise
 
 
+def _service(plan: Plan, installed: Installed) -> AskedService:
+    if plan.remote:
+        from sandmill.environments.formats.openenv_remote import RemoteService
+
+        return RemoteService(plan.remote, plan.load)
+    return PackageService(_launch(plan, installed))
+
+
 def _launch(plan: Plan, installed: Installed) -> Launch:
-    return Launch(adapter=plan.adapter, options=plan.load, image=installed.record.image, python=PYTHON, memory=plan.common.memory)
+    return Launch(
+        adapter=plan.adapter,
+        beside=plan.beside,
+        options=plan.load,
+        image=installed.record.image,
+        python=PYTHON,
+        memory=plan.common.memory,
+    )
 
 
 async def _warmed(plan: Plan, installed: Installed, service: PackageService, report: Report) -> tuple[Installed, PackageService]:
@@ -166,7 +233,7 @@ async def _warmed(plan: Plan, installed: Installed, service: PackageService, rep
     return installed, PackageService(_launch(plan, installed))
 
 
-async def _drawn(plan: Plan, section: EnvironmentSection, installed: Installed, service: PackageService, fit: bool) -> ForeignEnvironment:
+async def _drawn(plan: Plan, section: EnvironmentSection, installed: Installed, service: AskedService, fit: bool) -> ForeignEnvironment:
     try:
         worker = await service.worker()
 
@@ -176,7 +243,9 @@ async def _drawn(plan: Plan, section: EnvironmentSection, installed: Installed, 
         splits = await draw(worker.description, section, fetch, plan.source, allow_answers=plan.common.allow_answers_in_prompts, fit=fit)
     except (GraderFailed, TimeoutError) as error:
         raise _not_loaded(plan, error) from error
-    return ForeignEnvironment(plan, installed, worker.description, service, splits)
+    spoken = worker.description.multi_turn or worker.description.tools
+    kind = DialogueEnvironment if spoken else ForeignEnvironment
+    return kind(plan, installed, worker.description, service, splits)
 
 
 def _not_loaded(plan: Plan, error: Exception) -> EnvironmentFailed:
@@ -186,7 +255,7 @@ def _not_loaded(plan: Plan, error: Exception) -> EnvironmentFailed:
 def _digest(plan: Plan, installed: Installed, splits: Mapping[str, Sequence[Task]], rows: Mapping[str, Row]) -> str:
     """Over what is installed, how it is loaded, and every task drawn with its answer."""
     whole = hashlib.sha256(f"{plan.name}\0{installed.record.digest}\0{plan.adapter}\0".encode())
-    whole.update(msgspec.json.encode([plan.load, plan.common], order="deterministic"))
+    whole.update(msgspec.json.encode([plan.load, plan.common, plan.beside], order="deterministic"))
     for split, tasks in splits.items():
         for task in tasks:
             whole.update(f"{split}\0{task.id}\0{task.identity}\0{task.prompt}\0{rows[task.id].answer}\0".encode("utf-8", "surrogatepass"))

@@ -5,8 +5,10 @@ An environment without any of this is asked nothing between its prompt and its g
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
-from typing import Protocol, cast
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol, cast, runtime_checkable
 
 import msgspec
 
@@ -69,6 +71,18 @@ class Interactive(Protocol):
     async def interact(self, task: Task, seed: int) -> Interaction:
         """Begins one episode; `seed` is all the chance it may use."""
         ...
+
+
+@runtime_checkable
+class LimitedEpisodes(Protocol):
+    """An environment that plays a limited number of episodes at once. Waiting for a turn counts against no limit of the episode."""
+
+    def episode_turn(self) -> AbstractAsyncContextManager[object]: ...
+
+
+def episode_turn(environment: Environment) -> AbstractAsyncContextManager[object]:
+    """Held while an episode is played."""
+    return environment.episode_turn() if isinstance(environment, LimitedEpisodes) else contextlib.nullcontext()
 
 
 def offer_of(environment: Environment) -> Offer:

@@ -71,7 +71,7 @@ def get(reference: str, section: EnvironmentSection | None = None) -> Environmen
     section = section if section is not None else EnvironmentSection(name=reference)
     environment = load(reference, section)
     check_splits(environment.splits, f"{environment.name}@{environment.version}")
-    if ":" not in reference or is_files(reference):
+    if not _is_own(reference):
         return environment
     from sandmill.environments.isolation import isolated
 
@@ -83,7 +83,7 @@ def load(reference: str, section: EnvironmentSection) -> Environment:
     if is_files(reference):
         prefix, _, place = reference.partition(":")
         return FORMATS[prefix](place, section)
-    if ":" in reference:
+    if _is_own(reference):
         return _own(reference, section)
     if reference in BUILTIN:
         return BUILTIN[reference](section)
@@ -97,6 +97,11 @@ def load(reference: str, section: EnvironmentSection) -> Environment:
     if entry is not None:
         return registered.load(entry, section)
     raise UnknownEnvironment(_unknown(reference, [f"{one.name}@{one.version}" for one in registered.registered()]))
+
+
+def _is_own(reference: str) -> bool:
+    """Whether it names an object of the user's; task sets that are files and the URL of a server have a colon, too."""
+    return ":" in reference and not is_files(reference) and not ("://" in reference and is_foreign(reference))
 
 
 def _unknown(reference: str, registered: Sequence[str]) -> str:

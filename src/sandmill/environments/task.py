@@ -87,7 +87,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     commands: tuple[Command, ...] = ()
     limit: Limit | None = None
     messages: tuple[Message, ...] = ()
-    """What was said after the opening. Text of the model and of tools: hostile."""
+    """What was said after the opening, a last reply that was cut included. Text of the model and of tools: hostile."""
     record: bytes = b""
     """What the environment's own `Interaction` noted for the grader; the agent has no hand in its form."""
 

@@ -18,7 +18,7 @@ import msgspec
 
 from sandmill.environments.grading import grade_episode
 from sandmill.environments.handover import ChoosesSandboxes, GoesOn, LimitsAgents
-from sandmill.environments.interaction import Interaction, Reaction, interactive, offer_of
+from sandmill.environments.interaction import Interaction, Reaction, episode_turn, interactive, offer_of
 from sandmill.environments.task import (
     Boundary,
     Command,
@@ -118,7 +118,6 @@ class _Attempt:
         self.sandbox: Sandbox | None = None
         self.offer = offer_of(arena.environment)
         self.interaction: Interaction | None = None
-        self.record = b""
         self.clock = asyncio.timeout(None)
 
     async def play(self, session: Session) -> None:
@@ -176,6 +175,7 @@ class _Attempt:
         self.text.append(("model", self.arena.dialogue.text(sample.token_ids)))
         if sample.stop is not StopReason.STOP:
             self.limit = _LIMIT_OF_STOP[sample.stop]
+            self.messages.append(Message(role=Role.ASSISTANT, text=self.arena.dialogue.reply(sample.token_ids)))
             return None
         actions = self.arena.dialogue.parse(sample.token_ids, sample.stop)
         calls = tuple(ToolCall(name=action.tool, arguments=json.dumps(action.arguments)) for action in actions if isinstance(action, Call))
@@ -350,19 +350,26 @@ class _Attempt:
 async def attempt(arena: Arena, task: Task, place: Place, sampling: Sampling) -> Episode:
     """Runs one attempt to its verdict. Raises only what ends the run (EngineDied, IsolationUnavailable, cancellation)."""
     state = _Attempt(arena, task, sampling)
-    with state.timeline.span(Stage.QUEUE):
-        session = await arena.model.session(seed=derive(arena.seed, "episode", place.group, place.index, place.attempt))
-    try:
-        await state.play(session)
-        await session.close()
-        verdict = await state.judge()
-    except _Broken as broke:
-        verdict = broke.failure
-    finally:
-        await asyncio.shield(session.close())
-        if state.sandbox is not None:
-            arena.sandboxes.give_back(state.sandbox)
-        await asyncio.shield(state.leave())
+    async with contextlib.AsyncExitStack() as held:
+        with state.timeline.span(Stage.QUEUE):
+            await held.enter_async_context(episode_turn(arena.environment))
+            session = await arena.model.session(seed=derive(arena.seed, "episode", place.group, place.index, place.attempt))
+        verdict = await _played(state, session)
     return Episode(
         group=place.group, index=place.index, task_id=task.id, trajectory=state.trajectory(), verdict=verdict, attempt=place.attempt
     )
+
+
+async def _played(state: _Attempt, session: Session) -> Verdict:
+    """The verdict; everything that the attempt held is let go of."""
+    try:
+        await state.play(session)
+        await session.close()
+        return await state.judge()
+    except _Broken as broke:
+        return broke.failure
+    finally:
+        await asyncio.shield(session.close())
+        if state.sandbox is not None:
+            state.arena.sandboxes.give_back(state.sandbox)
+        await asyncio.shield(state.leave())

@@ -19,6 +19,10 @@ FORMATS: Final[Mapping[str, str]] = {
     "verl": "sandmill.environments.formats.verl",
     "python": "sandmill.environments.formats.python_module",
     "verifiers": "sandmill.environments.formats.verifiers_v0",
+    "verifiers-v1": "sandmill.environments.formats.verifiers_v1",
+    "nemo-gym": "sandmill.environments.formats.nemo_gym",
+    "openenv": "sandmill.environments.formats.openenv",
+    "textarena": "sandmill.environments.formats.textarena",
 }
 """Format -> the module that plans it."""
 

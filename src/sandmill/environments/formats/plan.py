@@ -71,11 +71,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     package: Package
     adapter: str
     """Source of the program that loads it."""
+    beside: Mapping[str, str] = {}
+    """Sources of modules that it imports, by name."""
     load: Mapping[str, Any]
     """What the adapter's `load` is given."""
     common: CommonOptions
     source: str
     """Where its tasks are from, for messages: a file, or the reference."""
+    remote: str = ""
+    """A server that is running already, by its URL; then nothing is installed and the adapter runs here."""
 
 
 class Format(Protocol):

@@ -36,12 +36,15 @@ def plan(reference: Reference, section: EnvironmentSection) -> Plan:
     """See `Format`."""
     options, arguments = parse_options(Options, section.options, others=True)
     if not options.verifiers.startswith("0.1."):
-        raise ConfigError(f"this format is that of verifiers 0.1.x; found {options.verifiers[:40]!a}", field=f"{FIELD}.verifiers")
+        raise ConfigError(
+            f"this format is that of verifiers 0.1.x; found {options.verifiers[:40]!a} (0.4 is verifiers-v1/...)",
+            field=f"{FIELD}.verifiers",
+        )
     folder = Path(reference.what).expanduser()
     local: tuple[str, ...] = ()
     own = ""
     if folder.is_dir():
-        name, local = _name(folder), (str(folder),)
+        name, local = project_name(folder), (str(folder),)
     elif "/" in reference.what:
         raise UnknownEnvironment(f"there is no folder {reference.what[:200]}; write verifiers/NAME@VERSION or a project's folder")
     else:
@@ -54,13 +57,14 @@ def plan(reference: Reference, section: EnvironmentSection) -> Plan:
         version=reference.version,
         package=options.package(requirements, bare=bare, also_local=local),
         adapter=adapter("verifiers_v0"),
+        beside={"verifiers_rollout": adapter("verifiers_rollout"), "turns": adapter("turns")},
         load={"module": options.module or name.replace("-", "_"), "package": name, "arguments": arguments},
         common=options,
         source=reference.text,
     )
 
 
-def _name(folder: Path) -> str:
+def project_name(folder: Path) -> str:
     """What the project in a folder is called. Raises ConfigError."""
     place = folder / "pyproject.toml"
     try:

@@ -38,8 +38,8 @@ async def download(wanted: Sequence[str], target: Path, python: str, *, dependen
     if not wanted:
         return
     arguments = ["--only-binary", ":all:", "--find-links", str(target), "--dest", str(target), "--progress-bar", "off", "--no-input"]
-    if not dependencies:
-        arguments.append("--no-deps")
+    if not dependencies:  # taken without anything that it asks for, a newer Python included
+        arguments += ["--no-deps", "--ignore-requires-python"]
     code, said = await _pip(python, ["download", *arguments, "--", *wanted], timeout_s)
     if code == 0:
         return

@@ -53,6 +53,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
     adapter: str
     """Source of the adapter module, whose `load(options)` returns the adapter."""
+    beside: Mapping[str, str] = {}
+    """Sources of modules that it imports, by name."""
     options: Mapping[str, Any] = {}
     image: str | None = None
     python: str = "/usr/bin/python3"
@@ -100,6 +102,7 @@ class LoadedPackage:
             image=launch.image,
         )
         files = {f"program/{_MODULES}/{name}": Path(__file__).with_name(name).read_bytes() for name in ("worker.py", "answers.py")}
+        files |= {f"program/{name}.py": source.encode() for name, source in launch.beside.items()}
         files["adapter.py"] = launch.adapter.encode()
         sandbox = await Sandbox.from_spec.aio(spec, files=files, server="")
         try:

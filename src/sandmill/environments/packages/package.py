@@ -32,7 +32,7 @@ class Copied(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Package(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that is installed: pinned requirements, those to take `bare` (without what they ask for), and one's own.
+    """Everything that is installed: pinned requirements, those to take `bare` (without what they ask for, Python included), and one's own.
 
     `python`: "3.11", the path of one, or empty for the one that sandboxes have.
     """

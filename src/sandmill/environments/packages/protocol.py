@@ -37,8 +37,11 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     passes_at: float = 1.0
     """The reward from which on an episode counts as passed, unless the package says so itself."""
     multi_turn: bool = False
+    """Whether the package answers what the model says, until the episode is over."""
     tools: tuple[str, ...] = ()
-    """Function definitions, as JSON text."""
+    """Function definitions, as JSON text. A package with any is multi-turn."""
+    sessions: int = 64
+    """Episodes that one worker can play at once."""
     modules: tuple[str, ...] = ()
     """Files that loading it imported, by their paths inside."""
 

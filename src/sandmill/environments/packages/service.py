@@ -22,6 +22,10 @@ class PackageService:
         live = self._live
         return live if live is not None and live.alive else await hop(self._started())
 
+    def another(self) -> PackageService:
+        """A further one of the same package, not started."""
+        return PackageService(self.launch)
+
     async def close(self) -> None:
         """Ends the worker. Idempotent; asking again starts another."""
         await hop(self._close())

@@ -311,7 +311,7 @@ class Session:
             returned = method(**request["params"])
             if inspect.isawaitable(returned):  # one loop for the whole session: what a package keeps may belong to it
                 returned = self._loop.run_until_complete(_awaited(returned))
-            shape = score if request["method"] == "grade" else plain
+            shape = score if request["method"] in ("grade", "finish") else plain
             return REPLY, encode(shape(returned, "the answer"))
         except BaseException as error:  # noqa: BLE001 - the reason goes to whoever asked
             return FAILED, failure("raised", error)

@@ -16,17 +16,12 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
+from turns import unsaid
+from verifiers_rollout import Message, Rollout, definitions
+
+AT_ONCE = 16
+"""Episodes of one sandbox: each process has threads of its own."""
 GROUP = {"states", "prompts", "completions", "answers", "tasks", "infos"}
-
-
-class Message(dict):  # type: ignore[type-arg]
-    """A message by key and by attribute."""
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(name) from None
 
 
 class Unsound(Exception):
@@ -45,7 +40,8 @@ class VerifiersV0:
             for name, function, weight in zip(names(rubric), list(rubric.funcs), rubric.weights, strict=False):
                 if is_group(function) and weight:
                     raise TypeError(f"reward function {name} scores all replies to a prompt at once; here each reply is graded alone")
-            rubric.funcs[:] = [self._watched(function) for function in rubric.funcs]
+            kept = [(one, weight) for one, weight in zip(rubric.funcs, rubric.weights, strict=True) if not is_group(one)]
+            rubric.funcs[:], rubric.weights[:] = [self._watched(one) for one, _ in kept], [weight for _, weight in kept]
         self.data = {"train": rows_of(env, "get_dataset")}
         if not self.data["train"] or has_own_eval(env):
             self.data["heldout"] = rows_of(env, "get_eval_dataset")
@@ -62,6 +58,8 @@ class VerifiersV0:
             "reward": f"the weighted sum of {len([one for one in weights if one])} functions",
             "passes_at": sum(weight for weight in weights if weight > 0) or 1.0,
             "multi_turn": not is_single_turn(self.env),
+            "tools": definitions(self.env),
+            "sessions": AT_ONCE,
         }
 
     def tasks(self, split: str, start: int, stop: int) -> list[dict[str, Any]]:
@@ -89,16 +87,37 @@ class VerifiersV0:
         if not is_single_turn(self.env):
             raise TypeError("this environment takes part in the dialogue; a single reply cannot be graded")
         state = await self.state(row)
-        completion = [Message(role="assistant", content=answer or "")]
+        completion = [Message({"role": "assistant", "content": answer or ""})]
         self.enter(state, state["prompt"], completion)
         return await self.scored(state, completion)
 
+    async def open(self, row: dict[str, Any]) -> dict[str, Any]:
+        """See protocol.Opened."""
+        self.rollout = Rollout(self.env, given(row), no_model())
+        said = await self.rollout.news()
+        if said is None:
+            raise LookupError("the episode is over before the model has said anything")
+        return {"prompt": [{"role": role, "content": text} for role, text in said], "tools": definitions(self.env)}
+
+    async def reply(self, text: str) -> dict[str, Any]:
+        """See protocol.Step."""
+        return step(await self.rollout.say(text))
+
+    async def call(self, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """See protocol.Step."""
+        return step(await self.rollout.say("", {"name": tool, "arguments": arguments}))
+
+    async def finish(self, answer: str | None, limit: str | None, messages: list[dict[str, Any]]) -> dict[str, Any]:
+        """The rubric's weighted sum over the whole episode."""
+        last = unsaid(self.rollout.mine, messages, limit)
+        if last is not None and self.rollout.waits:
+            await self.rollout.say(last, cut=True)
+        state = await self.rollout.end()
+        return await self.scored(state, self.rollout.completion(messages))
+
     async def state(self, row: dict[str, Any]) -> Any:
         """An episode's beginning, as the environment sets it up."""
-        given = dict(row)
-        if isinstance(given.get("info"), str):
-            given["info"] = json.loads(given["info"])
-        state = await self.env.init_state(given, no_model(), "policy", {})
+        state = await self.env.init_state(given(row), no_model(), "policy", {})
         setup = getattr(self.env, "setup_state", None)
         if setup is not None:
             state = await setup(state) or state  # older ones return it, newer ones change it
@@ -162,6 +181,16 @@ class VerifiersV0:
         if isinstance(found, (str, bytes, type(None))):
             self.failed.append(f"reward function {name} gave {found!a:.80} ({type(found).__name__}), which is no number")
         return found
+
+
+def given(row: dict[str, Any]) -> dict[str, Any]:
+    """A row as a rollout takes it."""
+    return {**row, "info": json.loads(row["info"])} if isinstance(row.get("info"), str) else dict(row)
+
+
+def step(said: list[tuple[str, str]] | None) -> dict[str, Any]:
+    """See protocol.Step."""
+    return {"observation": "\n".join(text for _, text in said or []), "done": said is None}
 
 
 class Free:

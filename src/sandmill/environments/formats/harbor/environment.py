@@ -233,7 +233,11 @@ class HarborEnvironment:
         folder = self._folders[task.id]
         found = folder.stages[0].solution.get(folder.solve, b"")
         script = found if isinstance(found, bytes) else found[1]
-        lines = [line.strip() for line in script.decode("utf-8", "replace").splitlines() if line.strip() and not line.strip().startswith(("#", "set -"))]
+        lines = [
+            line.strip()
+            for line in script.decode("utf-8", "replace").splitlines()
+            if line.strip() and not line.strip().startswith(("#", "set -"))
+        ]
         if len(folder.stages) != 1 or not lines or any(line.endswith(("\\", "do", "then", "{")) or "<<" in line for line in lines):
             raise ConfigError(f"the solution of task {task.id} is no list of commands to warm-start on", field="spec.warmStart.steps")
         return (f"$ {' && '.join(lines)}", NOTHING, "= done")
