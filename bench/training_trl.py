@@ -92,7 +92,7 @@ class Rollouts:
         for name, content in self.environment.files(task).items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(content)
-        return Conversation(task, folder, list(self.dialogue.open(task.prompt)))
+        return Conversation(task, folder, list(self.dialogue.open(task.opening)))
 
     def _take(self, conversation: Conversation, reply: list[int], last: bool) -> None:
         """One reply: run its commands and append the observation, or end the episode."""
