@@ -201,7 +201,8 @@ void readings_move(void);
 int guest_main(int argc, char **argv);
 
 /* tree.c */
-enum { GONE_US = 60000, GONE_LOOK_US = 200 }; /* how long the killed are waited for, and how often it is looked */
+/* How long the killed are waited for, and how often it is looked. They are gone at once, unless nothing gets the processor. */
+enum { GONE_US = 1000000, GONE_LOOK_US = 200 };
 void kill_descendants(pid_t root, const pid_t *spared, int spared_count, void (*reap)(void));
 
 /* small wrappers of system calls that libc lacks */
