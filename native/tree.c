@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 enum { MOST_PROCESSES = 4096, GUEST_US = 3000000 };
@@ -109,6 +110,13 @@ static void await_gone(const struct victims *victims, void (*reap)(void)) {
     }
 }
 
+/* The same for everybody below the caller, whoever that is. */
+static void await_childless(void (*reap)(void)) {
+    uint64_t deadline = now_us() + GONE_US;
+    siginfo_t child;
+    for (reap(); !waitid(P_ALL, 0, &child, WEXITED | WNOHANG | WNOWAIT) && now_us() < deadline; reap()) usleep(GONE_LOOK_US);
+}
+
 /* Kills everything below `root`, but for the spared and what is below them, and waits for it; `reap` waits for the caller's dead
  * children. When a tree outruns 80 ms, everything in the sandbox but the caller and init dies; of a
  * guest, which has no right to that, the tree is given longer. */
@@ -124,6 +132,9 @@ void kill_descendants(pid_t root, const pid_t *spared, int spared_count, void (*
         done = killed == victims.count; /* a further look found nobody: none woke the stopped ones before they were killed */
         for (; killed < victims.count; killed++) kill(victims.pids[killed], SIGKILL);
     }
-    if (!done && !guest) kill(-1, SIGKILL);
+    if (!done && !guest) {
+        kill(-1, SIGKILL);
+        await_childless(reap);
+    }
     await_gone(&victims, reap);
 }

@@ -76,6 +76,8 @@ def _boundary(where: Boundary) -> Iterator[None]:
     except SandboxError as error:
         raise _Broken(InfrastructureFailure(boundary=where, reason=str(error), retryable=True)) from error
     except GraderFailed as error:
+        if where is Boundary.ENVIRONMENT:
+            raise
         raise _Broken(InfrastructureFailure(boundary=Boundary.GRADER, reason=str(error), retryable=False)) from error
     except OSError as error:
         if error.errno != errno.ENOSPC:

@@ -17,7 +17,6 @@ import os
 import secrets
 import shutil
 import stat
-import struct
 import subprocess
 import time
 from collections.abc import Iterator
@@ -26,10 +25,9 @@ from typing import Final
 
 from sandmill.sandboxes.backends.guest.ending import hold, let_go
 from sandmill.sandboxes.backends.native import cgroups
-from sandmill.sandboxes.backends.native.image import PROGRAM_FOLDERS, skeleton
+from sandmill.sandboxes.backends.native.image import PROGRAM_FOLDERS, Entry, entries
 from sandmill.sandboxes.backends.native.state import state_root
 
-_ENTRY: Final = struct.Struct("=3I")
 _DELETE_S: Final = 10.0
 _DYING_S: Final = 5.0
 _LONGEST_CLAIM_S: Final = 60.0
@@ -117,31 +115,27 @@ def remove_group(group: Path) -> bool:
 
 def _fill(root: Path) -> None:
     """The same /etc, folders and links that a native sandbox has."""
-    data = skeleton()
     root.mkdir(mode=0o755)
-    at = 0
-    while at < len(data):
-        mode, name_bytes, data_bytes = _ENTRY.unpack_from(data, at)
-        start = at + _ENTRY.size
-        at = start + name_bytes + data_bytes
-        path = root / os.fsdecode(data[start : start + name_bytes]).removeprefix("/skeleton/")
-        _put(path, mode, data[start + name_bytes : at])
+    for entry in entries():
+        _put(root / entry.path, entry)
     for name in PROGRAM_FOLDERS:
         if (Path("/") / name).is_dir() and not (Path("/") / name).is_symlink():
             (root / name).mkdir(exist_ok=True)
     (root / ".guest").touch(0o755)
 
 
-def _put(path: Path, mode: int, contents: bytes) -> None:
+def _put(path: Path, entry: Entry) -> None:
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    if stat.S_ISDIR(mode):
+    if stat.S_ISDIR(entry.mode):
         path.mkdir(exist_ok=True)
-    elif stat.S_ISLNK(mode):
-        path.symlink_to(os.fsdecode(contents))
+    elif stat.S_ISLNK(entry.mode):
+        path.symlink_to(os.fsdecode(entry.data))
     else:
-        path.write_bytes(contents)
-    if not stat.S_ISLNK(mode):
-        path.chmod(stat.S_IMODE(mode))
+        path.write_bytes(entry.data)
+        if entry.modified:
+            os.utime(path, (entry.modified, entry.modified))
+    if not stat.S_ISLNK(entry.mode):
+        path.chmod(stat.S_IMODE(entry.mode))
 
 
 def _folders(owners: Path) -> Iterator[Path]:

@@ -10,7 +10,7 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from sandmill.sandboxes.backends.native.wire import entry
 
@@ -82,38 +82,48 @@ _COPIED: Final = (
 _LARGEST_FILE_BYTES: Final = 1 << 20
 
 
+class Entry(NamedTuple):
+    """A file, a folder or a link (`data` is its target). `path` without a leading slash; `modified` in seconds since 1970, 0: now."""
+
+    path: str
+    mode: int
+    data: bytes = b""
+    modified: int = 0
+
+
 def skeleton(root: Path = Path("/")) -> bytes:
     """The batch, every path below /skeleton."""
-    return b"".join(_entries(root))
+    return b"".join(entry(f"/skeleton/{one.path}", one.mode, one.data, modified=one.modified) for one in entries(root))
 
 
-def _entries(root: Path) -> Iterator[bytes]:
+def entries(root: Path = Path("/")) -> Iterator[Entry]:
+    """What `skeleton` holds, one after the other."""
     for name, mode in _EMPTY.items():
-        yield entry(f"/skeleton/{name}", stat.S_IFDIR | mode)
-    yield entry("/skeleton/var/run", stat.S_IFLNK, b"/run")
+        yield Entry(name, stat.S_IFDIR | mode)
+    yield Entry("var/run", stat.S_IFLNK, b"/run")
     for name in PROGRAM_FOLDERS:
         place = root / name
         if place.is_symlink():
-            yield entry(f"/skeleton/{name}", stat.S_IFLNK, os.fsencode(os.readlink(place)))
+            yield Entry(name, stat.S_IFLNK, os.fsencode(os.readlink(place)))
         elif place.is_dir():
-            yield entry(f"/skeleton/{name}", stat.S_IFDIR | 0o755)
+            yield Entry(name, stat.S_IFDIR | 0o755)
     for name, text in _WRITTEN.items():
-        yield entry(f"/skeleton/etc/{name}", stat.S_IFREG | 0o644, text.encode())
+        yield Entry(f"etc/{name}", stat.S_IFREG | 0o644, text.encode())
     for name in _COPIED:
-        yield from _copy(root / "etc" / name, f"/skeleton/etc/{name}")
+        yield from _copy(root / "etc" / name, f"etc/{name}")
 
 
-def _copy(source: Path, target: str) -> Iterator[bytes]:
+def _copy(source: Path, target: str) -> Iterator[Entry]:
     """What the world may read of `source`; links stay links. Unreadable and odd things are left out."""
     try:
         info = source.lstat()
         if stat.S_ISLNK(info.st_mode):
-            yield entry(target, stat.S_IFLNK, os.fsencode(os.readlink(source)))
+            yield Entry(target, stat.S_IFLNK, os.fsencode(os.readlink(source)))
         elif stat.S_ISREG(info.st_mode) and info.st_mode & 0o004 and info.st_size <= _LARGEST_FILE_BYTES:
             # A compiled Python file is used only where its source has the time it was compiled from.
-            yield entry(target, stat.S_IFREG | (info.st_mode & 0o755), source.read_bytes(), modified=int(info.st_mtime) & 0xFFFFFFFF)
+            yield Entry(target, stat.S_IFREG | (info.st_mode & 0o755), source.read_bytes(), modified=int(info.st_mtime) & 0xFFFFFFFF)
         elif stat.S_ISDIR(info.st_mode) and info.st_mode & 0o005:
-            yield entry(target, stat.S_IFDIR | 0o755)
+            yield Entry(target, stat.S_IFDIR | 0o755)
             for child in sorted(source.iterdir()):
                 yield from _copy(child, f"{target}/{child.name}")
     except (FileNotFoundError, PermissionError):
