@@ -58,11 +58,10 @@ def harbor_folders(folder: Path) -> dict[str, Any]:
 
 
 def reasoning_gym(_: Path) -> dict[str, Any]:
-    """Greatest common divisors of two numbers up to 30."""
-    options = {"min_numbers": 2, "max_numbers": 2, "min_value": 1, "max_value": 30}
-    environment = {"name": "reasoning-gym/gcd@0.1.25", "trainTasks": 256, "heldOutTasks": 96, "options": options}
-    parameters = {"steps": 40, "batchSize": 16, "numGenerations": 8, "maxTurns": 1, "maxCompletionLength": 5, "learningRate": 2e-3}
-    return {"environment": environment, "warmStart": {"steps": 400}, "parameters": parameters, "resources": {"contextLength": 128}}
+    """Syllogisms, to be answered by Yes or No."""
+    environment = {"name": "reasoning-gym/syllogism@0.1.25", "trainTasks": 512, "heldOutTasks": 192}
+    parameters = {"steps": 50, "batchSize": 16, "numGenerations": 8, "maxTurns": 1, "maxCompletionLength": 8, "learningRate": 3e-3}
+    return {"environment": environment, "warmStart": {"steps": 300}, "parameters": parameters, "resources": {"contextLength": 224}}
 
 
 RUNS = {"harbor": harbor_folders, "reasoning-gym": reasoning_gym}
@@ -71,8 +70,8 @@ RUNS = {"harbor": harbor_folders, "reasoning-gym": reasoning_gym}
 def trained(name: str, folder: Path) -> dict[str, Any]:
     """The summary of one training."""
     (folder / "tasks").mkdir()
-    spec = {"model": {"uri": "sandmill/tiny-text"}, "evaluation": {"samplesPerTask": 2}, **RUNS[name](folder / "tasks")}
-    spec["warmStart"] |= {"batchSize": 32, "learningRate": 2e-3}
+    spec = {"model": {"uri": "sandmill/tiny-text"}, **RUNS[name](folder / "tasks")}
+    spec["warmStart"] |= {"batchSize": 24, "learningRate": 2e-3}
     spec["parameters"] |= {"learningRateSchedule": "linear"}
     (folder / "run.yaml").write_text(yaml.safe_dump({"spec": spec}))
     run = ["--run", str(folder / "run")]

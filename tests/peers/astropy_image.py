@@ -33,7 +33,9 @@ _HAVE_39 = "import sys; assert sys.version_info[:2] == (3, 9); print(sys.prefix)
 
 def python_39() -> Path | None:
     """The prefix of a Python 3.9, which astropy 5.0.1's wheel is for."""
-    roots = [Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions", Path("/usr"), Path("/usr/local"), Path("/opt")]
+    beside = Path(sys.base_prefix).parent  # where whoever keeps several Pythons keeps them
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    roots = [beside, pyenv, Path("/usr"), Path("/usr/local"), Path("/opt")]
     programs = [path for root in roots for path in (*sorted(root.glob("3.9*/bin/python3.9")), root / "bin" / "python3.9")]
     for program in programs:
         if program.is_file():
