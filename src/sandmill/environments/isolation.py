@@ -13,15 +13,15 @@ import os
 import signal
 import struct
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 
 import msgspec
 
 from sandmill.config.manifest import EnvironmentSection
 from sandmill.environments.environment import Artifacts, Environment, with_optional
 from sandmill.environments.task import Submission, Task, Verdict
+from sandmill.environments.wrapped import WrappedEnvironment
 from sandmill.errors import GraderFailed
-from sandmill.sandboxes import Sandbox, SandboxSpec
 
 START_TIMEOUT_S = 120.0
 """Importing and generating a large environment may take this long in each child."""
@@ -53,47 +53,18 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     failure: str | None = None
 
 
-class IsolatedEnvironment:
+class IsolatedEnvironment(WrappedEnvironment):
     """An environment whose `grade` runs in child processes, at most `size` at once; everything else is the environment's own.
 
     Belongs to the event loop it first grades on. Children end with this process even if `close` is never called.
     """
 
     def __init__(self, environment: Environment, reference: str, section: EnvironmentSection, size: int = 2) -> None:
-        self._inner = environment
+        super().__init__(environment)
         self._hello = Hello(reference=reference, section=section, path=tuple(sys.path))
         self._size = size
         self._slots: asyncio.Semaphore | None = None
         self._idle: list[_Child] = []
-
-    @property
-    def name(self) -> str:
-        return self._inner.name
-
-    @property
-    def version(self) -> str:
-        return self._inner.version
-
-    @property
-    def digest(self) -> str:
-        return self._inner.digest
-
-    @property
-    def sandbox(self) -> SandboxSpec:
-        return self._inner.sandbox
-
-    @property
-    def splits(self) -> Mapping[str, Sequence[Task]]:
-        return self._inner.splits
-
-    def files(self, task: Task) -> Mapping[str, bytes]:
-        return self._inner.files(task)
-
-    async def prepare(self, task: Task, sandbox: Sandbox) -> None:
-        await self._inner.prepare(task, sandbox)
-
-    async def collect(self, task: Task, sandbox: Sandbox) -> Artifacts:
-        return await self._inner.collect(task, sandbox)
 
     @contextlib.asynccontextmanager
     async def grading_turn(self) -> AsyncIterator[None]:

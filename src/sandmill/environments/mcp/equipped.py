@@ -10,20 +10,20 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from sandmill.config.manifest import McpSection
-from sandmill.environments.environment import DIALOGUE, OPTIONAL, Artifacts, Environment, with_optional
+from sandmill.environments.environment import DIALOGUE, OPTIONAL, Environment, with_optional
 from sandmill.environments.interaction import Interaction, Reaction, interactive, offer_of
 from sandmill.environments.mcp.server import Connection, McpServer
-from sandmill.environments.task import Message, Submission, Task, Verdict
+from sandmill.environments.task import Message, Submission, Task
 from sandmill.environments.tools import Tool
+from sandmill.environments.wrapped import WrappedEnvironment
 from sandmill.errors import ConfigError, EnvironmentFailed
-from sandmill.sandboxes import Sandbox, SandboxSpec
 
 
-class EquippedEnvironment:
+class EquippedEnvironment(WrappedEnvironment):
     """An environment with the tools of MCP servers beside its own. Made by `equipped`."""
 
     def __init__(self, environment: Environment, servers: Mapping[str, McpServer], tools: Sequence[tuple[str, Tool]]) -> None:
-        self._inner = environment
+        super().__init__(environment)
         self._servers = servers
         self._owners = {tool.name: owner for owner, tool in tools}
         own = offer_of(environment)
@@ -33,36 +33,8 @@ class EquippedEnvironment:
         self._digest = hashlib.sha256(f"{environment.digest}\n{definitions}".encode()).hexdigest()
 
     @property
-    def name(self) -> str:
-        return self._inner.name
-
-    @property
-    def version(self) -> str:
-        return self._inner.version
-
-    @property
     def digest(self) -> str:
         return self._digest
-
-    @property
-    def sandbox(self) -> SandboxSpec:
-        return self._inner.sandbox
-
-    @property
-    def splits(self) -> Mapping[str, Sequence[Task]]:
-        return self._inner.splits
-
-    def files(self, task: Task) -> Mapping[str, bytes]:
-        return self._inner.files(task)
-
-    async def prepare(self, task: Task, sandbox: Sandbox) -> None:
-        await self._inner.prepare(task, sandbox)
-
-    async def collect(self, task: Task, sandbox: Sandbox) -> Artifacts:
-        return await self._inner.collect(task, sandbox)
-
-    async def grade(self, task: Task, submission: Submission, artifacts: Artifacts) -> Verdict:
-        return await self._inner.grade(task, submission, artifacts)
 
     async def interact(self, task: Task, seed: int) -> Interaction:
         """The environment's own side, if it has one, with the servers beside it; each starts when it is first called."""
