@@ -9,6 +9,7 @@ from sandmill.environments.environment import Artifacts
 from sandmill.environments.interaction import Offer, Reaction
 from sandmill.environments.task import Graded, Message, Submission, Task, Verdict
 from sandmill.environments.tools import Tool
+from sandmill.errors import SandboxGone
 from sandmill.sandboxes import Sandbox, SandboxSpec
 
 SECRET = 42
@@ -33,6 +34,8 @@ class Game:
         asked = str(arguments["number"])
         if asked == "raise":
             raise RuntimeError("the game \x1b[31mbroke")
+        if asked == "stop":
+            raise SandboxGone("a sandbox of the game's own", "its init died")
         if asked == "hang":
             await asyncio.sleep(60)
         if not asked.isdigit():

@@ -79,6 +79,12 @@ def test_what_the_environment_raises_is_its_failure_and_no_reward(line: str, rea
     assert environment.games[0].closed == 1
 
 
+def test_a_sandbox_that_the_environment_lost_is_not_the_agents() -> None:
+    episode = one(Guessing(), "$ guess stop")
+    assert isinstance(episode.verdict, InfrastructureFailure)
+    assert episode.verdict.boundary is Boundary.ENVIRONMENT
+
+
 def test_a_tool_that_hangs_is_the_environments_failure() -> None:
     episode = one(Guessing(), "$ guess hang", environment_timeout_s=1.0)
     assert isinstance(episode.verdict, InfrastructureFailure)

@@ -76,8 +76,6 @@ def _boundary(where: Boundary) -> Iterator[None]:
     except SandboxError as error:
         raise _Broken(InfrastructureFailure(boundary=where, reason=str(error), retryable=True)) from error
     except GraderFailed as error:
-        if where is Boundary.ENVIRONMENT:
-            raise
         raise _Broken(InfrastructureFailure(boundary=Boundary.GRADER, reason=str(error), retryable=False)) from error
     except OSError as error:
         if error.errno != errno.ENOSPC:
@@ -89,17 +87,17 @@ def _boundary(where: Boundary) -> Iterator[None]:
 async def _environment_boundary(patience_s: float, where: Boundary = Boundary.ENVIRONMENT) -> AsyncIterator[None]:
     """Whatever the environment's own code raises, or that it does not answer, is its failure and never the agent's."""
     try:
-        with _boundary(where):
-            async with asyncio.timeout(patience_s):
-                yield
+        async with asyncio.timeout(patience_s):
+            yield
     except (_Broken, IsolationUnavailable):
         raise
     except TimeoutError as error:
         raise _Broken(
             InfrastructureFailure(boundary=where, reason=f"the environment did not answer within {patience_s:g} s", retryable=True)
         ) from error
-    except Exception as error:
-        raise _Broken(InfrastructureFailure(boundary=where, reason=reason_of(error), retryable=True)) from error
+    except Exception as error:  # a sandbox that it lost is its own, not the agent's
+        retryable = where is Boundary.ENVIRONMENT or not isinstance(error, GraderFailed)
+        raise _Broken(InfrastructureFailure(boundary=where, reason=reason_of(error), retryable=retryable)) from error
 
 
 class _Attempt:
@@ -334,7 +332,7 @@ class _Attempt:
         try:
             async with asyncio.timeout(_LEAVE_S):
                 await self.interaction.close()
-        except Exception:  # noqa: BLE001
+        except Exception:  # noqa: BLE001 - the verdict is there already, and this changes nothing of it
             _log.warning("the environment's side of an episode of %s did not end cleanly", ascii(self.task.id), exc_info=True)
 
     def trajectory(self) -> Trajectory:

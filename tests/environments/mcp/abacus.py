@@ -52,6 +52,8 @@ for line in sys.stdin:
             message["id"],
             result={"protocolVersion": message["params"]["protocolVersion"], "capabilities": {"tools": {}}, "serverInfo": info},
         )
+    elif message["method"] == "tools/list" and MISBEHAVES == ["mute"]:
+        continue
     elif message["method"] == "tools/list":
         answer(message["id"], result={"tools": TOOLS})
     elif message["method"] == "tools/call":

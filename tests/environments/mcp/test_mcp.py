@@ -97,14 +97,31 @@ def test_an_error_of_a_tool_goes_back_to_the_model(how: str, told: str) -> None:
     played([abacus()], play)
 
 
-@pytest.mark.parametrize("how", ["die", "hang", "nonsense"])
-def test_a_server_that_breaks_is_a_failure_of_the_environment(how: str) -> None:
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [("die", "ended during a call"), ("hang", "did not answer a call of misbehave within 2 s"), ("nonsense", "gave no result")],
+)
+def test_a_server_that_breaks_is_a_failure_of_the_environment(how: str, said: str) -> None:
     async def play(side: Interaction) -> None:
-        with pytest.raises(Exception) as broke:  # noqa: PT011 - whatever it is, it is no result
+        with pytest.raises(EnvironmentFailed, match=said):
             await side.call("misbehave", {"how": how})
-        assert not isinstance(broke.value, TimeoutError)
 
     played([abacus(timeout="2s")], play)
+
+
+def test_a_shared_server_that_died_is_started_again_for_the_next_episode() -> None:
+    async def go() -> str:
+        environment = await equipped(shell(), [abacus(shared=True)])
+        try:
+            first, second = await began(environment), await began(environment)
+            with pytest.raises(EnvironmentFailed, match="ended"):
+                await first.call("misbehave", {"how": "die"})
+            return (await second.call("total", {})).text
+        finally:
+            await environment.close()  # type: ignore[attr-defined]
+
+    assert run(go()) == "0"
+    assert [box for box in list_sandboxes() if box.name.startswith("mcp-")] == []
 
 
 @pytest.mark.parametrize(
@@ -112,6 +129,7 @@ def test_a_server_that_breaks_is_a_failure_of_the_environment(how: str) -> None:
     [
         (abacus("dies"), "cannot find my settings"),
         (abacus("hangs", timeout="1s"), "did not answer within 1 s"),
+        (abacus("mute", timeout="2s"), "did not say which tools it has: no answer within 2 s"),
         (McpSection(name="x", command=("no-such-program",), timeout="5s"), "no-such-program"),
         (McpSection(name="x", url="http://127.0.0.1:9/mcp", timeout="5s"), "MCP server x .* could not be started"),
     ],

@@ -51,8 +51,11 @@ class EquippedEnvironment(WrappedEnvironment):
         if not section.shared and section.url is None:
             return await self._servers[server].start(), True
         known = self._shared.get(server)
-        if known is None or (known.done() and known.exception() is not None):
-            known = self._shared[server] = asyncio.create_task(self._servers[server].start())
+        if known is None or (known.done() and (known.exception() is not None or not known.result().alive)):
+            ended, known = known, asyncio.create_task(self._servers[server].start())
+            self._shared[server] = known  # before anything is awaited: nobody else starts one too
+            if ended is not None and ended.exception() is None:
+                await ended.result().close()
         return await asyncio.shield(known), False
 
     async def close(self) -> None:

@@ -84,32 +84,38 @@ class Connection:
         self._silent = False
         self.last_words = ""
 
+    @property
+    def alive(self) -> bool:
+        """False once it has ended by itself or was closed."""
+        return self._holder is not None and not self._holder.done() and not self._silent and not self._over.is_set()
+
     async def open(self) -> None:
         """Returns once the server has answered."""
         self._holder = asyncio.create_task(self._hold())
         await asyncio.shield(self._ready)
 
     async def tools(self) -> tuple[Tool, ...]:
-        """What it offers. Raises EnvironmentFailed for what is no tool."""
+        """What it offers. Raises EnvironmentFailed when it does not say so in time, or for what is no tool."""
         client, found, cursor = await self._ready, [], None
-        for _ in range(_PAGES):
-            async with asyncio.timeout(self._server.timeout_s):
-                page = await client.list_tools(cursor=cursor)
-            found += page.tools
-            cursor = page.next_cursor
-            if cursor is None:
-                break
         try:
+            async with asyncio.timeout(self._server.timeout_s):
+                for _ in range(_PAGES):
+                    page = await client.list_tools(cursor=cursor)
+                    found += page.tools
+                    cursor = page.next_cursor
+                    if cursor is None:
+                        break
             return tuple(
                 Tool(name=tool.name, description=tool.description or "", parameters=json.dumps(tool.input_schema)) for tool in found
             )
-        except ValueError as error:
-            raise EnvironmentFailed(f"the MCP server {self._server.section.name} offers a tool that is none: {error}") from error
+        except Exception as error:
+            said = f"no answer within {self._server.timeout_s:g} s" if isinstance(error, TimeoutError) else reason_of(_innermost(error))
+            raise EnvironmentFailed(f"the MCP server {self._server.section.name} did not say which tools it has: {said}") from error
 
     async def call(self, tool: str, arguments: Mapping[str, object]) -> Reaction:
         """Raises EnvironmentFailed when the server is gone, does not answer in time, or says what is no result."""
         name = self._server.section.name
-        if self._holder is None or self._holder.done():
+        if not self.alive or self._holder is None:
             raise EnvironmentFailed(f"the MCP server {name} ended")
         asked = asyncio.ensure_future(self._ask(tool, arguments))
         try:
@@ -134,6 +140,9 @@ class Connection:
             if self._silent or (self._server.section.url is not None and error.code == CONNECTION_CLOSED):
                 raise EnvironmentFailed(f"the MCP server {self._server.section.name} ended during a call of {tool}") from error
             return Reaction(text=f"error: {reason_of(error)}", ok=False)
+        except Exception as error:
+            said = reason_of(_innermost(error))
+            raise EnvironmentFailed(f"the MCP server {self._server.section.name} gave no result to a call of {tool}: {said}") from error
         return Reaction(text="\n".join(_shown(block) for block in result.content), ok=not result.is_error)
 
     async def close(self) -> None:
@@ -144,8 +153,8 @@ class Connection:
             if late:
                 self._holder.cancel()
                 await asyncio.wait([self._holder])
-            if not self._holder.cancelled() and self._holder.exception() is not None and self._ready.done():
-                self._ready.exception()
+        if self._ready.done():
+            self._ready.exception()  # whoever waited for it has been told, or waits no more
 
     async def _hold(self) -> None:
         from mcp import Client
