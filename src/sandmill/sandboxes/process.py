@@ -136,7 +136,7 @@ class Process:
 
     async def begin(self) -> None:
         """Waits until the command runs. Raises ExecFailed, SandboxGone."""
-        await asyncio.shield(self._started)
+        await self._started
         self._watch = self._loop.create_task(self._guard())
 
     def reply(self, reply: wire.AgentReply, fd: int) -> bool:
@@ -204,12 +204,13 @@ class Process:
 class Capture:
     """Listener of one captured command: its output comes with, or just before, the notice of its end."""
 
-    __slots__ = ("err", "expired", "future", "out")
+    __slots__ = ("ended", "err", "expired", "future", "out")
 
     def __init__(self, future: asyncio.Future[wire.AgentReply]) -> None:
         self.future = future
         self.expired = False
         """Its deadline passed, and its tree was killed."""
+        self.ended = False
         self.out: list[bytes] = []
         self.err: list[bytes] = []
 
@@ -225,6 +226,7 @@ class Capture:
             self.err.append(reply.data[reply.out_bytes :])
         if reply.op == wire.OUTPUT:
             return False
+        self.ended = True
         if not self.future.done():
             self.future.set_result(reply)
         return True
@@ -246,6 +248,7 @@ class Capture:
 
     def gone(self, error: SandboxGone) -> None:
         """Listener: the sandbox ended first."""
+        self.ended = True
         if not self.future.done():
             self.future.set_exception(error)
             self.future.exception()  # whoever waited may have been cancelled: nobody owes this a look

@@ -65,7 +65,6 @@ class Sandbox(Filing, Preserving):
         self._egress: EgressProxy | None = None
         self._outside: Outside | None = None
         self._image, self._use = image, use
-        self._commands = Commands(spec, rootless=owner.rootless, image=image)
 
     @dual_class
     async def create(
@@ -213,7 +212,7 @@ class Sandbox(Filing, Preserving):
         self.lifetime.enter()
         deadline = None if timeout is None else loop.call_later(timeout, self._expire, id, capture)
         try:
-            reply = await asyncio.shield(capture.future)
+            reply = await capture.future
         except asyncio.CancelledError:
             agent.kill_tree(id)
             raise
@@ -300,15 +299,17 @@ class Sandbox(Filing, Preserving):
         self._birth = birth = await self._node.create(self.spec, files, base, egress)
         self._agent = agent = Agent(partial(Channel, asyncio.get_running_loop(), birth.agent), self._lost, self._hurry)
         ready = agent.expect_ready()
+        self._commands = Commands(self.spec, rootless=self._node.rootless, image=self._image)  # worked out while the sandbox comes up
         try:
             async with asyncio.timeout(_READY_S):
                 reply, _ = await ready
         except (TimeoutError, SandboxGone) as error:
             raise SandboxCreateFailed(f"a new sandbox did not come up: {error or 'no answer'}") from error
         if reply.status and reply.flags & wire.NOT_STARTED:
-            raise _creation_failed(reply)
+            raise SandboxCreateFailed(reply.status, f"could not create a sandbox: {reply.failure}")
         if reply.status:
             raise file_error(reply.status, reply.data.decode("utf-8", "replace"))
+        self._node.proven = True
 
     async def _sibling(self, spec: SandboxSpec, image: Image, use: Use, name: str | None) -> Sandbox:
         return await _bear(type(self), self._node, spec, image, use, b"", name, self.labels, self._outside)
@@ -317,7 +318,6 @@ class Sandbox(Filing, Preserving):
         self.spec, self._image, self._use, self._frozen = spec, image, use, False
         self._birth = self._agent = self._gone = self._ending = None
         self.lifetime = Lifetime(spec, asyncio.get_running_loop())
-        self._commands = Commands(spec, rootless=self._node.rootless, image=image)
         try:
             self._node = owner = await node()
             async with owner.creations:
@@ -388,7 +388,7 @@ class Sandbox(Filing, Preserving):
             asyncio.get_running_loop().call_later(_KILL_PATIENCE_S, self._give_up, capture)
 
     def _give_up(self, capture: Capture) -> None:
-        if not capture.future.done():
+        if not capture.ended:
             asyncio.get_running_loop().create_task(self.stop("a command could not be killed"))
 
     def _capture(self, future: asyncio.Future[wire.AgentReply], max_output: int) -> Capture:
@@ -456,8 +456,3 @@ async def _bear(
             raise
     sandbox.hand_out(name, labels)
     return sandbox
-
-
-def _creation_failed(reply: wire.AgentReply) -> SandboxCreateFailed:
-    stage = reply.data.decode("utf-8", "replace")
-    return SandboxCreateFailed(reply.status, f"could not create a sandbox: {stage}: {os.strerror(reply.status)}")
