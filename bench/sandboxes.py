@@ -177,6 +177,7 @@ def starts(rounds: int, folder: Path) -> list[Timing]:
             actions: list[tuple[str, Callable[[], float]]] = [
                 ("bare subprocess", lambda: first_output(["/bin/echo", "hi"])),
                 ("sandmill, cold", cold_start),
+                ("sandmill, cold, awaited", lambda: block_on(own_first_output(0))),
                 ("sandmill, cold, to its end", cold_run),
                 ("sandmill, from a pool", lambda: pooled_start(pool)),
                 ("sandmill, create alone", create_alone),
