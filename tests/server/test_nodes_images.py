@@ -20,11 +20,27 @@ from test_server_commands import MERGE
 from test_server_images import TOOLS, make, said
 
 
-@pytest.fixture
-def head(tmp_path: Path) -> Iterator[Head]:
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
     """A head without sandboxes of its own."""
-    with heading(tmp_path, "--no-local", "--room-wait", "3s") as head:
+    with heading(tmp_path_factory.mktemp("head"), "--no-local", "--room-wait", "2s") as head:
         yield head
+
+
+@pytest.fixture
+def head(shared: Head) -> Iterator[Head]:
+    """The shared one; afterwards it has no sandboxes, no images and no nodes."""
+    yield shared
+    alone(shared)
+    assert shared.ask("DELETE", "images").status == 200
+
+
+def alone(head: Head) -> None:
+    """Ends its sandboxes and nodes."""
+    assert head.ask("DELETE", "sandboxes").status == 200
+    for node in head.nodes:
+        if node.process.poll() is None:
+            assert node.stop() == 0
 
 
 def built(head: Server, name: str, script: str) -> dict[str, Any]:
@@ -54,7 +70,7 @@ def test_an_image_of_a_sandbox_on_a_node_starts_on_the_head_and_on_another_node(
         head.up("origin", secrets=["token"])
         assert head.place("origin") == "a"
         said(head, "origin", "echo w > w; ln w x; mkdir ~/d; chmod 700 ~/d; truncate -s 20M hole; mkfifo p")
-        said(head, "origin", "rm -r /usr/games", user="root")
+        said(head, "origin", "rm /etc/issue", user="root")
         image = make(head, "snap", {"fromSandbox": {"name": "origin"}})["status"]
         assert image["phase"] == "Ready", image
         assert said(head, "origin", "cat /run/secrets/token/K") == "v123"
@@ -64,7 +80,7 @@ def test_an_image_of_a_sandbox_on_a_node_starts_on_the_head_and_on_another_node(
         head.join("b")
         head.up("there", image="snap")
         assert (head.place("here"), head.place("there")) == (None, "b")
-        script = "cat w; stat -c '%h %a %U' w ~/d; stat -c %s hole; test -p p && echo pipe; ls -d /usr/games /run/secrets/*/* 2>&-"
+        script = "cat w; stat -c '%h %a %U' w ~/d; stat -c %s hole; test -p p && echo pipe; ls -d /etc/issue /run/secrets/*/* 2>&-"
         for name in ("here", "there"):
             assert said(head, name, script) == "w\n2 644 user\n2 700 user\n20971520\npipe\n", name
         assert head.ask("GET", "sandboxes/there").json["status"]["image"]["digest"] == image["digest"]
@@ -78,18 +94,19 @@ def test_a_foreign_image_that_the_head_has_imported_starts_on_a_node(head: Head,
     environment = {**os.environ, "SANDMILL_STATE": str(head.folder / "sandboxes")}
     command = [*SANDMILL, "image", "import", f"docker-archive:{archive}", "--name", "nodus/foreign:1"]
     subprocess.run(command, check=True, capture_output=True, timeout=60, env=environment)
-    node = head.join("a")
+    node = head.join("foreign")
     head.up("box", image="nodus/foreign:1")
-    assert head.place("box") == "a"
+    assert head.place("box") == "foreign"
     assert said(head, "box", "ls /data; ls /etc/old 2>/dev/null; echo $FROM_IMAGE; cat three") == "three\nyes\n3"
     assert layers(node.folder) == layers(head.folder)
+    subprocess.run([*SANDMILL, "image", "rm", "nodus/foreign:1"], capture_output=True, timeout=60, env=environment)
 
 
 def test_a_layer_is_fetched_once_for_all_who_start_from_it(head: Head) -> None:
     built(head, "base", "head -c 12000000 /dev/urandom > /opt/base")
     make(head, "other", {"base": "base", "steps": [{"run": ["echo more > /opt/more"]}]})
     with relaying(head.port) as relay:
-        head.join("a", through=relay.url)
+        head.join("once", through=relay.url)
         for number in range(6):
             head.box(f"b{number}", image="other" if number % 2 else "base")
         for number in range(6):
@@ -117,17 +134,19 @@ def test_a_node_makes_room_by_its_own_bound_and_spares_what_is_used(head: Head) 
 
 def test_a_node_is_given_only_what_was_placed_on_it(head: Head) -> None:
     wanted, secret = (built(head, name, f"echo {name} > /opt/f")["status"] for name in ("wanted", "secret"))
-    head.join("a")
+    head.join("given")
+    head.join("other")
+    head.ask("PATCH", f"{NODES}/other", {"spec": {"state": "Draining"}}, MERGE)
     head.up("box", image="wanted")
 
-    def asked(path: str, key: str = head.node_key, node: str = "a") -> int:
+    def asked(path: str, key: str = head.node_key, node: str = "given") -> int:
         return head.ask("GET", f"{NODES}/{node}/stored/{path}", headers={"Authorization": f"Bearer {key}"}).status
 
     (own,), (foreign,) = wanted["config"]["layers"], secret["config"]["layers"]
     assert asked(f"images/{wanted['digest']}") == asked(f"layers/{own}") == asked(f"layers/{own}/pieces?offset=0") == 200
     assert asked(f"images/{secret['digest']}") == asked(f"layers/{foreign}") == asked(f"layers/{foreign}/pieces") == 403
     assert asked(f"layers/{own}", key=head.key) == 403
-    assert asked(f"layers/{own}", node="b") == 403
+    assert asked(f"layers/{own}", node="other") == asked(f"layers/{own}", node="none") == 403
     assert asked("layers/sha256:..%2f..%2fnames") == 404
     assert head.ask("GET", f"stored/layers/{own}").status == 403
     assert head.ask("PUT", f"supplies/{wanted['digest']}").status == 403
@@ -135,7 +154,7 @@ def test_a_node_is_given_only_what_was_placed_on_it(head: Head) -> None:
 
 def test_what_nobody_needs_stays_on_a_node_only_while_there_is_room(head: Head) -> None:
     built(head, "old", "head -c 12000000 /dev/urandom > /opt/old")
-    node = head.join("a", SANDMILL_IMAGES_BYTES="20M")
+    node = head.join("little", SANDMILL_IMAGES_BYTES="20M")
     head.up("box", image="old")
     assert head.ask("DELETE", "sandboxes/box").status == 200
     with_old = layers(node.folder)
@@ -149,18 +168,18 @@ def test_what_nobody_needs_stays_on_a_node_only_while_there_is_room(head: Head) 
 
 def test_a_group_that_does_not_fit_goes_elsewhere_with_the_files_of_that_moment(head: Head) -> None:
     head.ask("POST", "secrets", {"metadata": {"name": "token"}, "spec": {"stringData": {"K": "v123"}}})
-    head.join("a", "--max-sandboxes", "3")
+    node = head.join("group", "--max-sandboxes", "3")
     head.up("origin", secrets=["token"], env=[{"name": "E", "value": "e1"}])
-    said(head, "origin", "echo prepared > f; (while :; do date +%s%N > moving; done) >/dev/null 2>&1 &")
+    said(head, "origin", "echo prepared > f; (while sleep 0.01; do date +%s%N > moving; done) >/dev/null 2>&1 &")
     full = head.ask("POST", "sandboxes/origin/fork", {"count": 4})
     assert (full.status, full.json["reason"]) == (503, "CapacityUnavailable"), full.body
     assert len(head.ask("GET", "sandboxes").json["items"]) == 1
-    assert head.nodes[0].object["status"]["sandboxes"] == 1
-    head.join("b")
+    assert node.object["status"]["sandboxes"] == 1
+    head.join("rest")
     forked = head.ask("POST", "sandboxes/origin/fork", {"count": 4})
     assert forked.status == 201, forked.body
     names = [item["metadata"]["name"] for item in forked.json["items"]]
-    assert sorted(str(head.place(name)) for name in names) == ["a", "a", "b", "b"]
+    assert sorted(str(head.place(name)) for name in names) == ["group", "group", "rest", "rest"]
     seen = {said(head, name, "cat f moving; echo $E; cat /run/secrets/token/K; stat -c %a%U /run/secrets/token/K") for name in names}
     assert len(seen) == 1, seen
     assert seen.pop().startswith("prepared\n")
