@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -170,12 +172,14 @@ def test_a_group_that_does_not_fit_goes_elsewhere_with_the_files_of_that_moment(
     head.ask("POST", "secrets", {"metadata": {"name": "token"}, "spec": {"stringData": {"K": "v123"}}})
     node = head.join("group", "--max-sandboxes", "3")
     head.up("origin", secrets=["token"], env=[{"name": "E", "value": "e1"}])
-    said(head, "origin", "echo prepared > f; (while sleep 0.01; do date +%s%N > moving; done) >/dev/null 2>&1 &")
+    said(head, "origin", "echo prepared > f; (while sleep 0.01; do date +%s%N > next; mv next moving; done) >/dev/null 2>&1 &")
     full = head.ask("POST", "sandboxes/origin/fork", {"count": 4})
     assert (full.status, full.json["reason"]) == (503, "CapacityUnavailable"), full.body
     assert len(head.ask("GET", "sandboxes").json["items"]) == 1
     assert node.object["status"]["sandboxes"] == 1
-    head.join("rest")
+    rest = head.join("rest")
+    rest.process.send_signal(signal.SIGSTOP)  # for some beats: what nobody had a claim to would be ended meanwhile
+    threading.Timer(4, rest.process.send_signal, (signal.SIGCONT,)).start()
     forked = head.ask("POST", "sandboxes/origin/fork", {"count": 4})
     assert forked.status == 201, forked.body
     names = [item["metadata"]["name"] for item in forked.json["items"]]

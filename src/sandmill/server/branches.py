@@ -107,6 +107,9 @@ class Branches:
             await layer.freeze(live.sandbox, frozen=True)
             try:
                 copies += await layer.fork(live.sandbox, stay) if stay else []
+                for child, copy in zip(children, copies, strict=False):
+                    # Before the others are on their way: what nobody has a claim to would be ended on its node meanwhile.
+                    self._boxes.places.keep_beside(live.uid, child, copy)
                 sealed = await layer_images.seal(live.sandbox, called, live.secrets)
             finally:
                 if not frozen:
@@ -116,6 +119,8 @@ class Branches:
             copies += await self._elsewhere(live, children[stay:], made.digest)
         except BaseException:
             await asyncio.gather(*(copy.terminate.aio() for copy in copies), return_exceptions=True)
+            for child in children:
+                self._boxes.places.release(child["metadata"]["uid"])
             raise
         finally:
             await self._catalog.pass_name(called)
@@ -134,8 +139,6 @@ class Branches:
                     group.create_task(make(child))
         except BaseException as error:
             await asyncio.gather(*(sandbox.terminate.aio() for sandbox in made.values()), return_exceptions=True)
-            for child in children:
-                self._boxes.places.release(child["metadata"]["uid"])
             if isinstance(error, BaseExceptionGroup):
                 raise error.exceptions[0] from error
             raise
