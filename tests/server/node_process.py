@@ -25,18 +25,32 @@ NODES = "/apis/nodus.dev/v1/nodes"
 class NodeProcess:
     """`sandmill node join`, started as a person starts it."""
 
-    def __init__(self, head: Head, name: str, *options: str) -> None:
+    def __init__(self, head: Head, name: str, *options: str, through: str | None = None, **environment: str) -> None:
         self.head = head
         self.name = name
         self.folder = head.folder / f"node-{name}"
         self._options = options
+        self._through = through
+        """Where it finds its head, if not at its own address."""
+        self._environment = environment
         self.start()
 
     def start(self) -> None:
         """Starts it and waits until its head has taken it in."""
         self.folder.mkdir(exist_ok=True)
         environment = {**os.environ, "SANDMILL_STATE": str(self.folder / "sandboxes"), "SANDMILL_API_KEY": self.head.node_key}
-        command = [*SANDMILL, "node", "join", self.head.url, "--name", self.name, "--json", "--state", str(self.folder / "state")]
+        environment |= self._environment
+        command = [
+            *SANDMILL,
+            "node",
+            "join",
+            self._through or self.head.url,
+            "--name",
+            self.name,
+            "--json",
+            "--state",
+            str(self.folder / "state"),
+        ]
         self._errors = (self.folder / "errors").open("ab")
         self.process = subprocess.Popen([*command, *self._options], stdout=subprocess.PIPE, stderr=self._errors, env=environment)
         assert self.process.stdout is not None
@@ -88,9 +102,9 @@ class Head(Server):
         super().__init__(folder, *options)
         self._options = (*options, "--port", str(self.port))
 
-    def join(self, name: str, *options: str) -> NodeProcess:
+    def join(self, name: str, *options: str, through: str | None = None, **environment: str) -> NodeProcess:
         """One more node."""
-        node = NodeProcess(self, name, *options)
+        node = NodeProcess(self, name, *options, through=through, **environment)
         self.nodes.append(node)
         return node
 

@@ -7,6 +7,7 @@ machine's owner made for everybody. Other projects' images are not there.
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from typing import Any, Final
 
@@ -27,8 +28,10 @@ _LOOK_S: Final = 5.0
 class Catalog:
     """The images of all projects. On the event loop only."""
 
-    def __init__(self, records: Records, owner: str) -> None:
+    def __init__(self, records: Records, owner: str, *, at_node: bool = False) -> None:
         self._records = records
+        self._at_node = at_node
+        """Its head chooses, and names what it chose by digest. What no object needs any more stays as long as there is room for it."""
         self._owner = owner
         """Tells this server's names in the store from another one's."""
         self._holding = asyncio.Lock()
@@ -37,6 +40,14 @@ class Catalog:
     def hold_name(self, hold: str) -> str:
         """What an object's image is called in the store."""
         return f"{SERVED}{self._owner}/{hold}"
+
+    def passing_name(self) -> str:
+        """What an image is called that no object needs, until `pass_name`; or the next start, should this server be killed."""
+        return f"{SERVED}{self._owner}.passing/{secrets.token_hex(8)}"
+
+    async def pass_name(self, name: str) -> None:
+        """Lets go of an image that was called so. Idempotent."""
+        await in_thread(lambda: layer.drop_names({name}))
 
     def object_of(self, project: str, wanted: str) -> Value | None:
         """The Image object that a word means: by name, by tag the newest, by digest or the first twelve digits of one at least."""
@@ -62,7 +73,7 @@ class Catalog:
                 return None
         elif (found := self.object_of(project, wanted)) is not None and found["status"]["phase"] != "Failed":
             return found
-        elif found is None and layer.is_public_digest(wanted):
+        elif found is None and (layer.is_public_digest(wanted) or (self._at_node and layer.is_stored(wanted))):
             return None
         message = f"there is no image {shown_name(wanted)} in project {project!r}{nearest(wanted, self._known(project))}"
         if found is not None:
@@ -140,6 +151,7 @@ class Catalog:
     async def recover(self) -> None:
         """After a restart: lets go of what no object needs, and of what was half-made."""
         await self.sweep()
+        await in_thread(lambda: layer.drop_names(layer.names_below(f"{SERVED}{self._owner}.passing/")))
         await in_thread(layer.tidy)
 
     async def release(self, pinned: Value) -> None:
@@ -158,7 +170,7 @@ class Catalog:
             needed |= {box["status"]["image"]["hold"] for box in self._records.each("Sandbox") if "image" in box["status"]}
             gone = there - {self.hold_name(hold) for hold in needed}
             if gone:
-                await in_thread(lambda: layer.drop_names(gone))
+                await in_thread(lambda: layer.drop_names(gone, linger=self._at_node))
 
     def _known(self, project: str) -> list[str]:
         images = self._records.list("Image", project)

@@ -184,8 +184,8 @@ async def give_secrets(sandbox: Sandbox, files: Mapping[str, bytes]) -> None:
 
 async def close_secrets(sandbox: Sandbox, files: Iterable[str]) -> None:
     """Only the sandbox's user can read them, and nobody write."""
-    placed = [f"{SECRETS}/{path}" for path in files]
-    await sandbox.run.aio("chmod", "0400", *placed, workdir="/", user=_keeper(sandbox), timeout=_SAVE_S)
+    if placed := [f"{SECRETS}/{path}" for path in files]:
+        await sandbox.run.aio("chmod", "0400", *placed, workdir="/", user=_keeper(sandbox), timeout=_SAVE_S)
 
 
 async def take_secrets(sandbox: Sandbox, files: Iterable[str]) -> None:

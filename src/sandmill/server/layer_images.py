@@ -5,6 +5,7 @@ A secret that a sandbox was given is in no image of it: it is taken out while th
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -23,6 +24,7 @@ from sandmill.sandboxes.images.build import Limits, Scope, build
 from sandmill.sandboxes.images.dockerfile import parse
 from sandmill.sandboxes.images.image import architecture
 from sandmill.server import layer
+from sandmill.server.node_sandbox import NodeSandbox
 from sandmill.server.specs import PUBLIC
 
 BUILD_S: Final = 1800.0
@@ -39,6 +41,13 @@ class Made(NamedTuple):
     config: dict[str, Any]
 
 
+class Sealed(NamedTuple):
+    """A sandbox's files as an image; `there`: what that is called on the sandbox's node, None when it is in this machine's store."""
+
+    image: Image
+    there: str | None
+
+
 def platform() -> str:
     """This machine's."""
     return f"linux/{architecture()}"
@@ -53,6 +62,11 @@ def is_public_digest(word: str) -> bool:
     """Whether it is the digest of one of them, or the beginning of one."""
     digits = digest_of(word)
     return digits is not None and any(digest.removeprefix("sha256:").startswith(digits) for digest in public_images().values())
+
+
+def is_stored(word: str) -> bool:
+    """Whether it is the whole digest of an image in the store."""
+    return word in store().digests()
 
 
 def digest_of(word: str) -> str | None:
@@ -87,10 +101,10 @@ def names_below(prefix: str) -> Set[str]:
     return {name for name in store().names() if name.startswith(prefix)}
 
 
-def drop_names(names: Set[str]) -> None:
-    """Lets images go, their layers with them unless a live sandbox uses these. Blocks."""
+def drop_names(names: Set[str], *, linger: bool = False) -> None:
+    """Lets images go, their layers with them unless a live sandbox uses these; those that `linger` when room is needed. Blocks."""
     for name in names:
-        store().drop(name)
+        (store().unname if linger else store().drop)(name)
 
 
 def tidy() -> None:
@@ -98,19 +112,36 @@ def tidy() -> None:
     store().collect()
 
 
-async def snapshot(sandbox: Sandbox, name: str, secrets: Mapping[str, bytes]) -> Made:
-    """All files of a live sandbox but its secrets. Raises SandboxError."""
+async def snapshot(sandbox: Sandbox, name: str, secrets: Mapping[str, bytes], folder: Path) -> Made:
+    """All files of a live sandbox but its secrets; `folder` is for what comes from a node. Raises SandboxError, Refusal."""
+    return await collect(sandbox, await seal(sandbox, name, secrets), name, folder)
+
+
+async def seal(sandbox: Sandbox, name: str, secrets: Mapping[str, bytes]) -> Sealed:
+    """The first half of a snapshot: from here on the sandbox may change its files again. Raises SandboxError."""
     async with _without(sandbox, secrets):
-        image = await sandbox.snapshot_filesystem.aio(name)
+        if isinstance(sandbox, NodeSandbox):
+            return Sealed(*await sandbox.picture())
+        return Sealed(await sandbox.snapshot_filesystem.aio(name), None)
+
+
+async def collect(sandbox: Sandbox, sealed: Sealed, name: str, folder: Path) -> Made:
+    """The second half: the image is in this machine's store, under its name. Raises SandboxError, Refusal."""
+    image = sealed.image
+    if isinstance(sandbox, NodeSandbox) and sealed.there is not None:
+        try:
+            image = await sandbox.brought(image.digest, name, folder)
+        finally:
+            await asyncio.shield(sandbox.forget_picture(sealed.there))
     return await in_thread(lambda: made_of(image))
 
 
-async def snapshot_of_stopped(spec: SandboxSpec, kept: Path | None, name: str) -> Made:
+async def snapshot_of_stopped(spec: SandboxSpec, kept: Path | None, name: str, folder: Path) -> Made:
     """What a stopped sandbox would have at its next start. Raises SandboxError, OSError, TimeoutError."""
     async with await layer.create(spec, "snapshot", {}) as sandbox:
         if kept is not None:
             await layer.restore(sandbox, kept)
-        return await snapshot(sandbox, name, {})
+        return await snapshot(sandbox, name, {}, folder)
 
 
 def check_dockerfile(text: str) -> None:

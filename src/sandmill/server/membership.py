@@ -170,6 +170,5 @@ class Membership:
 
 
 def _images() -> list[str]:
-    """Names and digests of what the image store has."""
-    names = store().names()
-    return sorted({*names, *names.values()})
+    """Digests of what the image store has."""
+    return sorted(store().digests())

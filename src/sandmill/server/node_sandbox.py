@@ -1,5 +1,5 @@
 """A sandbox on a node, as its head holds it. In: a spec as the API stores it and the node's client. Out: the same `Sandbox` as one of this
-machine; its kept folder, brought over and taken along piece by piece.
+machine; its kept folder, and images of it, brought over and taken along piece by piece.
 
 The node holds an object of its own for it, which neither idles nor ages nor costs anything there: all that is the head's to watch.
 """
@@ -7,6 +7,7 @@ The node holds an object of its own for it, which neither idles nor ages nor cos
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import secrets
 from collections.abc import Callable, Mapping
@@ -20,14 +21,15 @@ from sandmill.sandboxes import SandboxSpec
 from sandmill.sandboxes.backends.remote.client import AnswerError, Client, object_of
 from sandmill.sandboxes.backends.remote.process import RemoteProcess
 from sandmill.sandboxes.backends.remote.sandbox import RemoteSandbox
+from sandmill.sandboxes.images import Image
+from sandmill.server.fetching import FETCH_S, Fetching, Origin
 
 PIECE: Final = 8 << 20
 _CREATE_S: Final = 60.0
 _SAVE_S: Final = 120.0
 _LOOK_S: Final = 0.05
 _LONGEST_NAME: Final = 45
-_PUBLIC: Final = "nodus/"
-"""Images that are called the same on every machine; others go by their digest."""
+_POLL: Final = "30s"
 _LONGEST_LIFE_S: Final = 720 * 3600
 _MERGE: Final = {"Content-Type": "application/merge-patch+json"}
 Value = Mapping[str, Any]
@@ -69,6 +71,23 @@ class NodeSandbox(RemoteSandbox):
         """Waits until it is up on its node. Raises SandboxError."""
         async with asyncio.timeout(_CREATE_S):
             await self.list.aio(".")
+
+    async def picture(self) -> tuple[Image, str]:
+        """An image of its files in its node's store, and what it is called there. Raises ImageError, SandboxGone."""
+        if self.rootless and not os.geteuid():
+            raise ImageError(
+                f"sandbox {self.name} is on a node without root, where files have no owners: its image would be of no use here"
+            )
+        return await self._image_of(None)
+
+    async def brought(self, digest: str, name: str, folder: Path) -> Image:
+        """Brings an image of its node into this machine's store, called `name`. Raises Refusal."""
+        origin = Origin(self._client, "stored/", f"the node of sandbox {self.name}", believed=False)
+        return await Fetching(origin, folder).image(digest, name)
+
+    async def forget_picture(self, name: str) -> None:
+        """The node need not keep it any more."""
+        await self._remove_image(name)
 
     async def resume(self, process: Mapping[str, Any], skip: Mapping[str, int]) -> RemoteProcess:
         """A command of it that was started before; the first `skip` bytes of each stream have been taken already."""
@@ -140,6 +159,8 @@ async def create(client: Client, name: str, value: Value, made: SandboxSpec, kep
     meta = value["metadata"]
     sandbox = NodeSandbox(made, client, name, meta["name"], meta.get("labels", {}), rootless=rootless)
     try:
+        if made.image is not None:
+            await _supply(client, made.image)
         await client.ask("POST", "sandboxes", json=body)
         if kept is not None:
             await sandbox.bring(kept)
@@ -149,12 +170,25 @@ async def create(client: Client, name: str, value: Value, made: SandboxSpec, kep
             raise _failed(error) from error
         await asyncio.shield(sandbox.terminate.aio())
         if isinstance(error, ConnectionError | TimeoutError):
-            raise SandboxCreateFailed(f"its node did not create it: {error or 'no answer'}") from error
+            raise SandboxCreateFailed(errno.EAGAIN, f"its node did not create it: {error or 'no answer'}") from error
         raise
     return sandbox
 
 
+async def _supply(client: Client, digest: str) -> None:
+    """Until the node has an image. Raises AnswerError, ConnectionError, SandboxCreateFailed."""
+    ends = asyncio.get_running_loop().time() + FETCH_S
+    while object_of(await client.ask("PUT", f"supplies/{digest}", query={"wait": _POLL}))["phase"] != "Ready":
+        if asyncio.get_running_loop().time() > ends:
+            raise SandboxCreateFailed(errno.EAGAIN, f"its node has not fetched image {digest} within {FETCH_S:.0f} s")
+
+
 def _failed(error: AnswerError) -> Exception:
+    if error.reason in (
+        "CapacityUnavailable",
+        "Unavailable",
+    ):  # its node's trouble, and not the sandbox's: it may start elsewhere, or later
+        return SandboxCreateFailed(errno.EAGAIN, error.message)
     made = error.of_creation()
     return made if isinstance(made, ConfigError | ImageError | SandboxCreateFailed) else SandboxCreateFailed(error.message)
 
@@ -167,7 +201,7 @@ def new_name(name: str) -> str:
 def wire(spec: Value, made: SandboxSpec, *, stopped: bool) -> dict[str, Any]:
     """The spec as the node takes it: without the command, secrets, limits and money, which are the head's business."""
     return {
-        "image": spec["image"] if made.image is None or spec["image"].startswith(_PUBLIC) else made.image,
+        "image": spec["image"] if made.image is None else made.image,
         "workingDir": spec["workingDir"],
         "env": [{"name": key, "value": word} for key, word in made.env.items()],
         "resources": dict(spec["resources"]),

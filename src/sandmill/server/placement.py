@@ -17,11 +17,12 @@ LEAST_FREE_MEMORY: Final = 64 << 20
 LEAST_FREE_DISK: Final = 16 << 20
 LEAST_FREE_PIDS: Final = 300
 """A sandbox's own limit is 256: below this, the next one could take what the machine itself needs."""
+BRINGING: Final = 0.25
 T = TypeVar("T")
 
 
 class Need(msgspec.Struct, frozen=True, kw_only=True):
-    """What a sandbox asks for. `image` None: any place has it. `architecture` None: any will do."""
+    """What a sandbox asks for. `image` None: every place has it; others are brought there. `architecture` None: any will do."""
 
     cpu: float
     memory_bytes: int
@@ -44,6 +45,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     held_cpu: float = 0.0
     held_memory_bytes: int = 0
     images: frozenset[str] = frozenset()
+    """Those that need not be brought there."""
     closed: str | None = None
     """Why it takes none, if it takes none."""
 
@@ -55,8 +57,6 @@ def obstacle(need: Need, place: Place) -> str | None:
         return place.closed
     if need.architecture not in (None, place.machine.architecture):
         return f"is {place.machine.architecture}, not {need.architecture}"
-    if need.image is not None and need.image not in place.images:
-        return "does not have the image"
     if place.held >= place.most:
         return f"holds {place.held} sandboxes, which is its limit"
     if free.memory_bytes < LEAST_FREE_MEMORY:
@@ -71,7 +71,10 @@ def obstacle(need: Need, place: Place) -> str | None:
 
 
 def burden(need: Need, place: Place) -> float:
-    """How heavily the place would be used with the sandbox on it: the most promised share, and the most used one."""
+    """How heavily the place would be used with the sandbox on it: the most promised share, and the most used one.
+
+    A place that has the image may be used by BRINGING more than another before the image is brought to that one.
+    """
     capacity, free = place.machine.capacity, place.machine.free
     cores = max(0.01, capacity.cpu)
     promised = max(
@@ -80,7 +83,8 @@ def burden(need: Need, place: Place) -> float:
         (place.held + 1) / place.most,
     )
     used = max(place.machine.load / cores, 1 - free.memory_bytes / max(1, capacity.memory_bytes))
-    return promised + used
+    brought = need.image is not None and need.image not in place.images
+    return promised + used + (BRINGING if brought else 0.0)
 
 
 def choose(need: Need, places: Iterable[Place]) -> Place | None:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from sandmill.config.quantities import parse_bytes, parse_cpu
 from sandmill.errors import ImageError, SandboxCreateFailed
 from sandmill.sandboxes import Sandbox, SandboxSpec
@@ -20,7 +22,7 @@ from sandmill.sandboxes.images import store
 from sandmill.server import layer, node_sandbox
 from sandmill.server.machine import Machine, measured
 from sandmill.server.node_sandbox import NodeSandbox
-from sandmill.server.placement import FairQueue, Need, Place, Waiter, choose, explain
+from sandmill.server.placement import FairQueue, Need, Place, Waiter, choose, explain, obstacle
 from sandmill.server.records import Value
 from sandmill.server.refusals import Refusal
 from sandmill.server.settings import Settings
@@ -117,6 +119,18 @@ class Places:
         """All claims on a place."""
         return list(self._tallies[place].claims.values())
 
+    def images_on(self, place: str) -> set[str]:
+        """The images that the sandboxes on a place have started from, or are to."""
+        return {claim.need.image for claim in self.on(place) if claim.need.image is not None}
+
+    def room_beside(self, uid: str, count: int) -> int:
+        """How many of `count` more sandboxes like this one may come up where it is, now."""
+        claim = self._claims[uid]
+        here = next((place for place in self.all(claim.need) if place.name == claim.place), None)
+        if here is None or obstacle(claim.need, msgspec.structs.replace(here, starting=0)) is not None:
+            return 0
+        return min(count, here.most - here.held)
+
     def where(self, uid: str) -> dict[str, Any]:
         """The part of a Sandbox's status that says where it is; nothing for the server's own machine."""
         claim = self._claims.get(uid)
@@ -157,8 +171,9 @@ class Places:
         Raises Refusal (CapacityUnavailable) when that takes too long, SandboxError, OSError.
         """
         uid, tried = value["metadata"]["uid"], frozenset[str]()
+        need = need_of(value["spec"], made.image)
         while True:
-            claim = await self._turn(value, need_of(value["spec"], made.image), tried)
+            claim = await self._turn(value, need, tried)
             try:
                 sandbox = await self._create_at(claim, value, made, kept)
             except BaseException as error:
@@ -180,7 +195,7 @@ class Places:
                 machine=self._here(),
                 most=self._settings.local_sandboxes,
                 most_starting=_STARTING_HERE,
-                images=_stored_here(need.image),
+                images=frozenset(() if need.image is None else (need.image,)),
                 closed=self.local_closed,
             )
             places.append(self.counted(here))
@@ -267,18 +282,18 @@ class Places:
 def need_of(spec: Value, image: str | None = None) -> Need:
     """What a Sandbox's spec asks of a place; `image` is the digest of its image, None for the built-in one."""
     resources: Mapping[str, str] = spec["resources"]
-    return Need(cpu=parse_cpu(resources["cpu"]), memory_bytes=parse_bytes(resources["memory"]), image=image)
+    cpu, memory_bytes = parse_cpu(resources["cpu"]), parse_bytes(resources["memory"])
+    return Need(cpu=cpu, memory_bytes=memory_bytes, image=image, architecture=_architecture_of(image))
 
 
-def _stored_here(image: str | None) -> frozenset[str]:
-    """The image, if this machine's store has it."""
+def _architecture_of(image: str | None) -> str | None:
+    """For which machines an image of this one's store is; None: for any, or it is not there, which its start says better."""
     if image is None:
-        return frozenset()
+        return None
     try:
-        store().find(image)
+        return store().find(image).architecture or None
     except ImageError:
-        return frozenset()
-    return frozenset({image})
+        return None
 
 
 def _no_room(message: str) -> Refusal:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import ipaddress
 import logging
+import os
 import secrets as random
 import signal
 import socket
@@ -22,6 +24,7 @@ import uvicorn
 from sandmill.errors import ConfigError, NodeRefused, SandboxError, StoreUnavailable
 from sandmill.sandboxes import loop
 from sandmill.sandboxes.backends.native.node import node
+from sandmill.sandboxes.backends.remote.client import Client
 from sandmill.server.answers import Answers
 from sandmill.server.api.context import LARGEST_FILE, Context
 from sandmill.server.api.protocol import BoundedProtocol
@@ -32,8 +35,10 @@ from sandmill.server.branches import Branches
 from sandmill.server.catalog import Catalog
 from sandmill.server.commands import Commands
 from sandmill.server.events import Events
+from sandmill.server.fetching import Fetching, Origin, Supply, clear
 from sandmill.server.images import Images
 from sandmill.server.keys import Keys
+from sandmill.server.kinds import GROUP, VERSION
 from sandmill.server.membership import Joining, Membership
 from sandmill.server.nodes import Nodes
 from sandmill.server.offerings import publish
@@ -42,6 +47,7 @@ from sandmill.server.places import Places
 from sandmill.server.records import Records
 from sandmill.server.secrets import Secrets
 from sandmill.server.settings import Settings
+from sandmill.server.shipping import Shipping
 from sandmill.server.store import Loaded, Store
 from sandmill.server.surviving import Survivors
 from sandmill.server.tables import Note
@@ -152,21 +158,26 @@ async def _run(
     warden = await node()  # sweeps what a killed predecessor left, and says at once when this machine cannot isolate
     store, loaded = Store.open(settings.folder, settings.database, home, empty=joining is not None)
     try:
+        clear(settings.folder)
         alive_until_s = float(loaded.notes.get("alive", time.time()))
         records = Records(store, loaded)
         events = Events(records)
         secrets = Secrets(records, settings.folder)
         outputs = Outputs(store, home)
-        catalog = Catalog(records, _owner(store, loaded))
+        catalog = Catalog(records, _owner(settings, store, loaded, joining), at_node=joining is not None)
         places = Places(settings)
         nodes = Nodes(records, events, places, settings, alive_until_s)
         boxes = Boxes(records, events, secrets, catalog, settings, places, nodes)
-        branches = Branches(records, boxes, settings)
+        branches = Branches(records, boxes, secrets, catalog, settings)
         blobs = Blobs(settings.folder)
         images = Images(records, events, catalog, branches, blobs, outputs, settings)
         commands = Commands(records, boxes, outputs, settings)
         answers = Answers(loaded.answers)
-        on = Context(settings, records, events, secrets, catalog, boxes, branches, images, blobs, commands, outputs, answers, keys, nodes)
+        shipping, supply = Shipping(settings.folder), None if joining is None else _supply(joining, settings)
+        on = Context(
+            *(settings, records, events, secrets, catalog, boxes, branches, images, blobs, commands, outputs, answers, keys, nodes),
+            *(shipping, supply),
+        )
         expected = nodes.expect()
         await Survivors(records, boxes, commands, outputs, secrets).recover(expected)
         images.recover()
@@ -191,6 +202,9 @@ async def _run(
                 task.cancel()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_CLOSE_S):
+                    shipping.close()
+                    if supply is not None:
+                        await supply.close()
                     await images.close()
                     await boxes.close()
                     await commands.settled()
@@ -200,8 +214,17 @@ async def _run(
         store.close()
 
 
-def _owner(store: Store, loaded: Loaded) -> str:
-    """What this server's names in the image store begin with, the same at every start."""
+def _supply(joining: Joining, settings: Settings) -> Supply:
+    """A node fetches from its head, with its own key."""
+    client = Client(joining.head, joining.key, "default")
+    origin = Origin(client, f"/apis/{GROUP}/{VERSION}/nodes/{joining.name}/stored/", f"the server {joining.head}", believed=True)
+    return Supply(Fetching(origin, settings.folder))
+
+
+def _owner(settings: Settings, store: Store, loaded: Loaded, joining: Joining | None) -> str:
+    """What this server's names in the image store begin with, the same at every start; a node remembers only where it is."""
+    if joining is not None:
+        return hashlib.sha256(os.fsencode(settings.folder)).hexdigest()[:8]
     owner = loaded.notes.get(_OWNER)
     if owner is None:
         owner = random.token_hex(4)

@@ -197,6 +197,10 @@ class Store:
         found = {path.name.replace("_s", "/").replace("_u", "_"): self._read(path) for path in paths}
         return {name: digest for name, digest in found.items() if digest}
 
+    def digests(self) -> frozenset[str]:
+        """Of all images."""
+        return frozenset(f"sha256:{path.stem}" for path in (self.root / "images").glob("[0-9a-f]*.json"))
+
     def list(self) -> list[Stored]:
         """All images, the least recently used first."""
         names = self.names()

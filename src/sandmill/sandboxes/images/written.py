@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import os
 import stat
+from collections.abc import Callable
 from typing import Final
 
 from sandmill.errors import ImageError
@@ -18,6 +19,7 @@ from sandmill.sandboxes.images.image import Image
 from sandmill.sandboxes.images.layers import ENTRY_BYTES, OPAQUE, is_opaque
 from sandmill.sandboxes.images.store import LayerRecord, Store
 
+BEGINNING: Final = b"sandmill layer 1\0"
 _DEEPEST: Final = 200
 _CHUNK: Final = 1 << 20
 _IDS: Final = 65536
@@ -51,15 +53,25 @@ def digest(written: int) -> str:
     return f"sha256:{look.hash.hexdigest()}"
 
 
+def recite(layer: int, say: Callable[[bytes], object]) -> None:
+    """Says all that is in a layer of the store: the words that, after BEGINNING, `seal` hashes to name one. parcels.py understands them.
+
+    Raises ImageError, OSError.
+    """
+    _Copy(-1, say, first_id=0).folder(layer, -1, 0)
+
+
 class _Copy:
     """One copying of a tree: its running digest and size, where it is, and where files with several names were put first.
 
-    A target of -1 everywhere means that the tree is only read.
+    A target of -1 everywhere means that the tree is only read. `say` is told what would be hashed; `first_id`: the id of the tree's 0.
     """
 
-    def __init__(self, target: int) -> None:
-        self.hash = hashlib.sha256(b"sandmill layer 1\0")
+    def __init__(self, target: int, say: Callable[[bytes], object] | None = None, *, first_id: int = UID_BASE) -> None:
+        self.hash = hashlib.sha256(BEGINNING)
         self.bytes = 0
+        self._say = say or self.hash.update
+        self._first_id = first_id
         self._target = target
         self._above: list[str] = []
         self._links: dict[int, str] = {}
@@ -73,7 +85,7 @@ class _Copy:
         self._note("folder", "", info, b"y" if opaque else b"")
         if opaque and target >= 0:
             os.setxattr(target, OPAQUE, b"y")
-        _own(target, info)
+        _own(target, info, self._first_id)
 
     def _entries(self, source: int, target: int, depth: int) -> None:
         if depth > _DEEPEST:
@@ -93,7 +105,7 @@ class _Copy:
             elif kind == stat.S_IFCHR and info.st_rdev == 0:
                 if target >= 0:
                     os.mknod(name, stat.S_IFCHR, os.makedev(0, 0), dir_fd=target)
-                self.hash.update(b"whiteout " + os.fsencode(name) + b"\0")
+                self._say(b"whiteout " + os.fsencode(name) + b"\0")
 
     def _below(self, source: int, target: int, name: str, depth: int) -> None:
         with contextlib.ExitStack() as stack:
@@ -104,7 +116,7 @@ class _Copy:
                 os.mkdir(name, 0o700, dir_fd=target)
                 copy = os.open(name, _FOLDER, dir_fd=target)
                 stack.callback(os.close, copy)
-            self.hash.update(b"enter " + os.fsencode(name) + b"\0")
+            self._say(b"enter " + os.fsencode(name) + b"\0")
             self._above.append(name)
             self.folder(inner, copy, depth + 1)
             self._above.pop()
@@ -113,7 +125,7 @@ class _Copy:
         self._note("fifo", name, info, b"")
         if target >= 0:
             os.mkfifo(name, 0o600, dir_fd=target)
-            _own_name(target, name, info)
+            _own_name(target, name, info, self._first_id)
             os.chmod(name, info.st_mode & 0o777, dir_fd=target)
 
     def _link(self, source: int, target: int, name: str, info: os.stat_result) -> None:
@@ -121,7 +133,7 @@ class _Copy:
         self._note("link", name, info, os.fsencode(text))
         if target >= 0:
             os.symlink(text, name, dir_fd=target)
-            _own_name(target, name, info)
+            _own_name(target, name, info, self._first_id)
 
     def _file(self, source: int, target: int, name: str) -> None:
         with contextlib.ExitStack() as stack:
@@ -138,7 +150,7 @@ class _Copy:
                 stack.callback(os.close, copy)
             self._note("file", name, info, str(info.st_size).encode())
             self._contents(file, copy, info.st_size)
-            _own(copy, info)
+            _own(copy, info, self._first_id)
 
     def _again(self, info: os.stat_result, target: int, name: str) -> bool:
         """Whether the file was copied under another name, which then gets this one too."""
@@ -163,7 +175,7 @@ class _Copy:
             except OSError:
                 break
             end = min(os.lseek(file, start, os.SEEK_HOLE), size)
-            self.hash.update(f"{start}-{end}\0".encode())
+            self._say(f"{start}-{end}\0".encode())
             self._part(file, copy, start, end)
         if copy >= 0:
             os.ftruncate(copy, size)
@@ -173,7 +185,7 @@ class _Copy:
             data = os.pread(file, min(_CHUNK, end - at), at)
             if not data:
                 return
-            self.hash.update(data)
+            self._say(data)
             self.bytes += len(data)
             if copy < 0:
                 at += len(data)
@@ -184,29 +196,29 @@ class _Copy:
                 at, view = at + done, view[done:]
 
     def _note(self, kind: str, name: str, info: os.stat_result, more: bytes) -> None:
-        uid, gid = _ids(info)
+        uid, gid = _ids(info, self._first_id)
         text = f"{kind} {info.st_mode & 0o1777:o} {uid} {gid} {info.st_mtime_ns}\0"
-        self.hash.update(text.encode() + os.fsencode(name) + b"\0" + more + b"\0")
+        self._say(text.encode() + os.fsencode(name) + b"\0" + more + b"\0")
 
 
-def _ids(info: os.stat_result) -> tuple[int, int]:
+def _ids(info: os.stat_result, first: int) -> tuple[int, int]:
     if os.geteuid():
         return 0, 0
-    uid, gid = info.st_uid - UID_BASE, info.st_gid - UID_BASE
+    uid, gid = info.st_uid - first, info.st_gid - first
     return uid if 0 <= uid < _IDS else _NOBODY, gid if 0 <= gid < _IDS else _NOBODY
 
 
-def _own(target: int, info: os.stat_result) -> None:
+def _own(target: int, info: os.stat_result, first: int) -> None:
     """Owner, permissions without setuid and setgid, and time."""
     if target < 0:
         return
     if os.geteuid() == 0:
-        os.fchown(target, *_ids(info))
+        os.fchown(target, *_ids(info, first))
     os.fchmod(target, info.st_mode & 0o1777)
     os.utime(target, ns=(info.st_mtime_ns, info.st_mtime_ns))
 
 
-def _own_name(target: int, name: str, info: os.stat_result) -> None:
+def _own_name(target: int, name: str, info: os.stat_result, first: int) -> None:
     if os.geteuid() == 0:
-        os.chown(name, *_ids(info), dir_fd=target, follow_symlinks=False)
+        os.chown(name, *_ids(info, first), dir_fd=target, follow_symlinks=False)
     os.utime(name, ns=(info.st_mtime_ns, info.st_mtime_ns), dir_fd=target, follow_symlinks=False)

@@ -20,6 +20,7 @@ from sandmill.server.branches import Branches
 from sandmill.server.catalog import Catalog
 from sandmill.server.commands import Commands
 from sandmill.server.events import Events
+from sandmill.server.fetching import Supply
 from sandmill.server.images import Images
 from sandmill.server.keys import HEAD, USER, Keys, Principal
 from sandmill.server.nodes import Nodes
@@ -29,6 +30,7 @@ from sandmill.server.refusals import EXHAUSTED, Cause, Refusal
 from sandmill.server.schema import nearest, shown
 from sandmill.server.secrets import Secrets
 from sandmill.server.settings import Settings
+from sandmill.server.shipping import Shipping
 
 LARGEST_BODY: Final = 2 << 20
 LARGEST_FILE: Final = 64 << 20
@@ -64,6 +66,9 @@ class Context(NamedTuple):
     answers: Answers
     keys: Keys
     nodes: Nodes
+    shipping: Shipping
+    supply: Supply | None
+    """A node's: what its head wants there."""
 
 
 class Asked(NamedTuple):

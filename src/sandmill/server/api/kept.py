@@ -36,11 +36,16 @@ async def put(asked: Asked) -> Response:
 
 
 def _kept(asked: Asked) -> tuple[Path, int]:
-    query = asked.query(("offset",))
-    text = query.get("offset", "0")
+    offset = offset_of(asked)
+    return asked.on.boxes.kept_path(find(asked, BY_KIND["Sandbox"])["metadata"]["uid"]), offset
+
+
+def offset_of(asked: Asked) -> int:
+    """The one parameter of a request for a piece. Raises Refusal (BadRequest)."""
+    text = asked.query(("offset",)).get("offset", "0")
     if not (text.isascii() and text.isdigit() and len(text) <= 15):
         raise Refusal("BadRequest", f"offset is a whole number, found {shown(text)}")
-    return asked.on.boxes.kept_path(find(asked, BY_KIND["Sandbox"])["metadata"]["uid"]), int(text)
+    return int(text)
 
 
 def _read(path: Path, offset: int) -> bytes:

@@ -11,7 +11,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
-from sandmill.server.api import attaching, branching, describing, discovery, files, kept, nodes, objects, processes, uploading
+from sandmill.server.api import attaching, branching, describing, discovery, files, kept, layers, nodes, objects, processes, uploading
 from sandmill.server.api.context import Context, Handler, endpoint, refused
 from sandmill.server.keys import HEAD, NODE
 from sandmill.server.kinds import GROUP, KINDS, VERSION, Kind
@@ -50,6 +50,9 @@ def application(on: Context) -> Starlette:
         Route(f"{box}/kept", endpoint(on, kept.get, roles=(HEAD,)), methods=["GET"]),
         Route(f"{box}/kept", endpoint(on, kept.put, roles=(HEAD,)), methods=["PUT"]),
         Route(f"{_ROOT}/nodes/{{name}}/beats", endpoint(on, nodes.beat, roles=(NODE,), writes=False), methods=["POST"]),
+        Route(f"{_PROJECT}/supplies/{{digest}}", endpoint(on, layers.supply, roles=(HEAD,)), methods=["PUT"]),
+        *_travelling(on, f"{_PROJECT}/stored", HEAD),
+        *_travelling(on, f"{_ROOT}/nodes/{{name}}/stored", NODE),
     ]
     return Starlette(routes=routes, exception_handlers={HTTPException: _missing})
 
@@ -90,6 +93,12 @@ def _of_kind(on: Context, kind: Kind) -> list[Route]:
     if kind.namespaced:
         routes.append(_methods(on, f"{_ROOT}/{kind.plural}", {"GET": objects.on(kind, objects.listing)}))
     return routes
+
+
+def _travelling(on: Context, base: str, role: str) -> list[Route]:
+    """Images and layers for a machine of the other kind."""
+    paths = {"images/{digest}": layers.image, "layers/{digest}": layers.layer, "layers/{digest}/pieces": layers.piece}
+    return [Route(f"{base}/{path}", endpoint(on, handler, roles=(role,)), methods=["GET"]) for path, handler in paths.items()]
 
 
 def _methods(on: Context, path: str, handlers: dict[str, Handler]) -> Route:

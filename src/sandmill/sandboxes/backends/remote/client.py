@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from sandmill.errors import ConfigError, ImageError, IsolationUnavailable, SandboxCreateFailed, SandboxError, SandboxFileError, SandboxGone
-from sandmill.sandboxes.backends.remote.http import Answer, BrokenError, Http
+from sandmill.sandboxes.backends.remote.http import Answer, BrokenError, Http, UntrustedError
 
 GROUP: Final = "/apis/nodus.dev/v1"
 _RETRY_FOR_S: Final = 20.0
@@ -87,8 +87,9 @@ class Client:
         headers: Mapping[str, str] | None = None,
         room_s: float = 0.0,
     ) -> Answer:
-        """One request below the project. Raises AnswerError, ConnectionError when the server stays out of reach.
+        """One request below the project, or at a `path` that begins with a slash.
 
+        Raises AnswerError, ConnectionError when the server stays out of reach, and at once when whoever answers is not trusted.
         `room_s`: how long to try again when the server has no room at present.
         """
         sent = {"Content-Type": "application/json"} if json is not None else {}
@@ -96,11 +97,14 @@ class Client:
         body = (data or b"") if json is None else codec.dumps(json).encode()
         if method == "POST":
             sent["Idempotency-Key"] = secrets.token_hex(16)
+        target = path if path.startswith("/") else f"{GROUP}/namespaces/{self.project}/{path}"
         loop = asyncio.get_running_loop()
         began, pause = loop.time(), _PAUSE_S
         while True:
             try:
-                answer = await self._http.request(method, f"{GROUP}/namespaces/{self.project}/{path}", query or {}, sent, body)
+                answer = await self._http.request(method, target, query or {}, sent, body)
+            except UntrustedError:
+                raise
             except OSError as error:
                 if self._http.closed is not None:
                     raise ConnectionError(self._http.closed) from error

@@ -37,6 +37,10 @@ class BrokenError(ConnectionError):
         self.stale = stale
 
 
+class UntrustedError(ConnectionError):
+    """Whoever answered has no certificate that this machine trusts. Asking again changes nothing."""
+
+
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -51,6 +55,7 @@ class Http:
             raise ConfigError(f"{url!a} is no server's URL; write http://127.0.0.1:8420", field="server") from error
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
             raise ConfigError(f"{url!a} is no server's URL; write http://127.0.0.1:8420", field="server")
+        self._url = url
         self._host = parts.hostname
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._head = {"Host": parts.netloc.rpartition("@")[2], **headers}
@@ -67,7 +72,7 @@ class Http:
         self._kept.clear()
 
     async def request(self, method: str, path: str, query: Mapping[str, str], headers: Mapping[str, str], body: bytes) -> Answer:
-        """One request. Raises BrokenError, ConnectionError, TimeoutError."""
+        """One request. Raises BrokenError, UntrustedError, ConnectionError, TimeoutError."""
         if self.closed is not None:
             raise ConnectionError(self.closed)
         stale = bool(self._kept)
@@ -98,8 +103,18 @@ class Http:
         return answer
 
     async def _connect(self) -> Connection:
-        async with asyncio.timeout(_CONNECT_S):
-            return await asyncio.open_connection(self._host, self._port, ssl=self._tls, limit=_LONGEST_HEAD)
+        try:
+            async with asyncio.timeout(_CONNECT_S):
+                return await asyncio.open_connection(self._host, self._port, ssl=self._tls, limit=_LONGEST_HEAD)
+        except ssl.SSLCertVerificationError as error:
+            message = (
+                f"the certificate of {self._url} is not trusted here ({error.verify_message}); name its authority's file in SSL_CERT_FILE"
+            )
+            raise UntrustedError(message) from error
+        except ssl.SSLError as error:
+            if error.reason != "WRONG_VERSION_NUMBER":
+                raise
+            raise UntrustedError(f"{self._url} does not speak TLS; write http:// if it is to be trusted without") from error
 
 
 async def _answer(reader: asyncio.StreamReader) -> Answer:
