@@ -31,6 +31,7 @@ from sandmill.server.boxes import Boxes
 from sandmill.server.branches import Branches
 from sandmill.server.catalog import Catalog
 from sandmill.server.commands import Commands
+from sandmill.server.environments import Environments
 from sandmill.server.events import Events
 from sandmill.server.images import Images
 from sandmill.server.keys import Keys
@@ -164,12 +165,17 @@ async def _run(
         branches = Branches(records, boxes, settings)
         blobs = Blobs(settings.folder)
         images = Images(records, events, catalog, branches, blobs, outputs, settings)
+        environments = Environments(records, events, blobs, settings)
         commands = Commands(records, boxes, outputs, settings)
         answers = Answers(loaded.answers)
-        on = Context(settings, records, events, secrets, catalog, boxes, branches, images, blobs, commands, outputs, answers, keys, nodes)
+        on = Context(
+            *(settings, records, events, secrets, catalog, boxes, branches, images, environments),
+            *(blobs, commands, outputs, answers, keys, nodes),
+        )
         expected = nodes.expect()
         await Survivors(records, boxes, commands, outputs, secrets).recover(expected)
         images.recover()
+        environments.recover()
         await catalog.recover()
         await boxes.recover(alive_until_s, expected)
         publish(records, settings.prices)
@@ -192,6 +198,7 @@ async def _run(
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_CLOSE_S):
                     await images.close()
+                    await environments.close()
                     await boxes.close()
                     await commands.settled()
         if broken:

@@ -6,7 +6,7 @@ import errno
 import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -19,6 +19,7 @@ from sandmill.server.boxes import Boxes
 from sandmill.server.branches import Branches
 from sandmill.server.catalog import Catalog
 from sandmill.server.commands import Commands
+from sandmill.server.environments import Environments
 from sandmill.server.events import Events
 from sandmill.server.images import Images
 from sandmill.server.keys import HEAD, USER, Keys, Principal
@@ -47,6 +48,22 @@ _FILE_REASONS: Final = {
 _log = logging.getLogger("sandmill.server")
 
 
+class Maker(Protocol):
+    """The controller of a kind whose objects are made once they are stored."""
+
+    def admit(self, project: str, spec: Value) -> None:
+        """Whether such a thing can be made. Raises Refusal."""
+        ...
+
+    def soon(self, value: Value) -> None:
+        """Makes it in the background; how it went is in its object."""
+        ...
+
+    async def forget(self, value: Value) -> None:
+        """Its object was removed."""
+        ...
+
+
 class Context(NamedTuple):
     """One server."""
 
@@ -58,12 +75,18 @@ class Context(NamedTuple):
     boxes: Boxes
     branches: Branches
     images: Images
+    environments: Environments
     blobs: Blobs
     commands: Commands
     outputs: Outputs
     answers: Answers
     keys: Keys
     nodes: Nodes
+
+    def maker(self, kind: str) -> Maker | None:
+        """The controller of a kind that is made; None for the others."""
+        makers: Mapping[str, Maker] = {"Image": self.images, "Environment": self.environments}
+        return makers.get(kind)
 
 
 class Asked(NamedTuple):

@@ -14,7 +14,7 @@ from starlette.websockets import WebSocket
 from sandmill.server.api import attaching, branching, describing, discovery, files, kept, nodes, objects, processes, uploading
 from sandmill.server.api.context import Context, Handler, endpoint, refused
 from sandmill.server.keys import HEAD, NODE
-from sandmill.server.kinds import GROUP, KINDS, VERSION, Kind
+from sandmill.server.kinds import GROUP, KINDS, VERSION, VERSIONS, Kind
 from sandmill.server.refusals import Refusal
 
 _ROOT = f"/apis/{GROUP}/{VERSION}"
@@ -59,12 +59,12 @@ def _plain() -> list[tuple[str, Handler]]:
         ("/api", discovery.core),
         ("/apis", discovery.groups),
         (f"/apis/{GROUP}", discovery.group),
-        (_ROOT, discovery.resources),
+        *((f"/apis/{GROUP}/{version}", discovery.resources) for version in VERSIONS),
         ("/auth/whoami", discovery.whoami),
         ("/version", discovery.version),
         ("/readyz", discovery.ready),
         ("/openapi/v3", describing.index),
-        (f"/openapi/v3/apis/{GROUP}/{VERSION}", describing.document),
+        *((f"/openapi/v3/apis/{GROUP}/{version}", describing.document) for version in VERSIONS),
     ]
 
 
@@ -76,7 +76,8 @@ def _of_kind(on: Context, kind: Kind) -> list[Route]:
         "delete": ("DELETE", objects.delete),
     }
     many = {"list": ("GET", objects.listing), "create": ("POST", objects.create), "deletecollection": ("DELETE", objects.delete_many)}
-    base = f"{_PROJECT if kind.namespaced else _ROOT}/{kind.plural}"
+    root = f"/apis/{kind.api_version}"
+    base = f"{root}/namespaces/{{project}}/{kind.plural}" if kind.namespaced else f"{root}/{kind.plural}"
     on_many = {method: objects.on(kind, handler) for verb, (method, handler) in many.items() if verb in kind.verbs}
     on_one = {method: objects.on(kind, handler) for verb, (method, handler) in whole.items() if verb in kind.verbs}
     if kind.kind == "Process":
@@ -88,7 +89,7 @@ def _of_kind(on: Context, kind: Kind) -> list[Route]:
         on_many, on_one = ({method: nodes.unbound(handler) for method, handler in part.items()} for part in (on_many, on_one))
     routes = [_methods(on, base, on_many), _methods(on, f"{base}/{{name}}", on_one)]
     if kind.namespaced:
-        routes.append(_methods(on, f"{_ROOT}/{kind.plural}", {"GET": objects.on(kind, objects.listing)}))
+        routes.append(_methods(on, f"{root}/{kind.plural}", {"GET": objects.on(kind, objects.listing)}))
     return routes
 
 
