@@ -16,9 +16,10 @@ from sandmill.server.refusals import Cause, Refusal, invalid
 from sandmill.server.schema import UNSUPPORTED, Causes, nearest, shown
 from sandmill.server.specs import METADATA
 from sandmill.server.statuses import expiry, first_status
+from sandmill.server.training_manifest import as_before
 
 _TOP: Final = ("apiVersion", "kind", "metadata", "spec", "status")
-PENDING: Final = ("Image", "Environment")
+PENDING: Final = ("Image", "Environment", "TrainingJob")
 """Kinds that are made once they are stored."""
 _OURS: Final = ("uid", "generation", "creationTimestamp", "deletionTimestamp", "selfLink", "managedFields", "ownerReferences", "finalizers")
 
@@ -80,6 +81,8 @@ def replaced(kind: Kind, before: Value, given: Value) -> Value:
         raise invalid(kind.plural, name, [Cause("metadata.name", "FieldValueInvalid", f"must be {name!r}, as in the path")])
     if kind.kind == "Sandbox":
         given = {**given, "spec": {"workingDir": before["spec"]["workingDir"], **given["spec"]}}
+    elif kind.kind == "TrainingJob":
+        given = {**given, "spec": as_before(given["spec"], before["spec"])}
     version = before["metadata"]["resourceVersion"]
     if meta.get("resourceVersion", version) != version:
         raise Refusal("Conflict", f"{kind.plural} {name!r} has changed since version {meta['resourceVersion']}; read it again", name=name)

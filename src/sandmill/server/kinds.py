@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from sandmill.server import specs, specs_environments
+from sandmill.server import specs, specs_environments, specs_training
 from sandmill.server.schema import Record
 
 GROUP: Final = "nodus.dev"
@@ -124,6 +124,27 @@ KINDS: Final[tuple[Kind, ...]] = (
             Column("Test", "status.splits.test", "integer"),
             Column("Reason", "status.reason", wide=True),
             Column("Digest", "status.digest", wide=True),
+            _AGE,
+        ),
+    ),
+    Kind(
+        kind="TrainingJob",
+        plural="trainingjobs",
+        version=BETA,
+        short=("tj",),
+        spec=specs_training.TRAINING_JOB,
+        verbs=_ALL,
+        mutable=("state",),
+        subresources=(("taskevents", ("get",)), ("outputs", ("get",))),
+        columns=(
+            Column("Phase", "status.phase"),
+            Column("Stage", "status.progress.stage"),
+            Column("Step", "status.metrics.step", "integer"),
+            Column("Steps", "status.metrics.totalSteps", "integer"),
+            Column("Environment", "spec.environment.name"),
+            Column("Cost", "status.cost.totalUSD"),
+            Column("Model", "spec.model.uri", wide=True),
+            Column("Reason", "status.reason", wide=True),
             _AGE,
         ),
     ),

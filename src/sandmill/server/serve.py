@@ -47,6 +47,7 @@ from sandmill.server.store import Loaded, Store
 from sandmill.server.surviving import Survivors
 from sandmill.server.tables import Note
 from sandmill.server.ticking import tick
+from sandmill.server.training import TrainingJobs
 
 _HEARTBEAT_S: Final = 1.0
 _CLOSE_S: Final = 30.0
@@ -166,16 +167,18 @@ async def _run(
         blobs = Blobs(settings.folder)
         images = Images(records, events, catalog, branches, blobs, outputs, settings)
         environments = Environments(records, events, blobs, settings)
+        training = TrainingJobs(records, events, environments, settings)
         commands = Commands(records, boxes, outputs, settings)
         answers = Answers(loaded.answers)
         on = Context(
-            *(settings, records, events, secrets, catalog, boxes, branches, images, environments),
+            *(settings, records, events, secrets, catalog, boxes, branches, images, environments, training),
             *(blobs, commands, outputs, answers, keys, nodes),
         )
         expected = nodes.expect()
         await Survivors(records, boxes, commands, outputs, secrets).recover(expected)
         images.recover()
         environments.recover()
+        training.recover()
         await catalog.recover()
         await boxes.recover(alive_until_s, expected)
         publish(records, settings.prices)
@@ -199,6 +202,7 @@ async def _run(
                 async with asyncio.timeout(_CLOSE_S):
                     await images.close()
                     await environments.close()
+                    await training.close()
                     await boxes.close()
                     await commands.settled()
         if broken:

@@ -30,6 +30,7 @@ from sandmill.server.refusals import EXHAUSTED, Cause, Refusal
 from sandmill.server.schema import nearest, shown
 from sandmill.server.secrets import Secrets
 from sandmill.server.settings import Settings
+from sandmill.server.training import TrainingJobs
 
 LARGEST_BODY: Final = 2 << 20
 LARGEST_FILE: Final = 64 << 20
@@ -76,6 +77,7 @@ class Context(NamedTuple):
     branches: Branches
     images: Images
     environments: Environments
+    training: TrainingJobs
     blobs: Blobs
     commands: Commands
     outputs: Outputs
@@ -85,7 +87,7 @@ class Context(NamedTuple):
 
     def maker(self, kind: str) -> Maker | None:
         """The controller of a kind that is made; None for the others."""
-        makers: Mapping[str, Maker] = {"Image": self.images, "Environment": self.environments}
+        makers: Mapping[str, Maker] = {"Image": self.images, "Environment": self.environments, "TrainingJob": self.training}
         return makers.get(kind)
 
 

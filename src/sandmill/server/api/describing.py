@@ -9,7 +9,7 @@ from starlette.responses import Response
 from sandmill.server.api.branching import FORK
 from sandmill.server.api.context import Asked, answer
 from sandmill.server.api.uploading import UPLOAD
-from sandmill.server.kinds import GROUP, KINDS, VERSION, VERSIONS, Kind
+from sandmill.server.kinds import BETA, GROUP, KINDS, VERSION, VERSIONS, Kind
 from sandmill.server.refusals import CODES
 from sandmill.server.specs import METADATA
 from sandmill.server.versions import VERSION_NUMBER
@@ -59,6 +59,8 @@ def described(version: str) -> dict[str, Any]:
     if version == VERSION:
         paths.update(_streams())
         paths.update(_blobs())
+    else:
+        paths.update(_jobs())
     return {
         "openapi": "3.0.0",
         "info": {"title": "Sandmill", "version": VERSION_NUMBER},
@@ -175,6 +177,28 @@ def _streams() -> dict[str, Any]:
         f"{process}/stdin": {"post": _operation("stdin", "Process", {"200": {"type": "object"}}, [], piece), **both},
         f"{process}/signals": {"post": _operation("signal", "Process", {"200": {"type": "object"}}, [], asked), **both},
         f"{process}/log": {"get": _operation("log", "Process", {"200": None}, []), **both},
+    }
+
+
+def _jobs() -> dict[str, Any]:
+    """What belongs to training jobs."""
+    job = f"/apis/{GROUP}/{BETA}/namespaces/{{namespace}}/trainingjobs/{{name}}"
+    asked = [
+        _query("eventType", {"type": "string", "enum": ["Metrics", "Task"]}),
+        _query("phase", {"type": "string", "enum": ["Baseline", "Training", "Evaluation"]}),
+        _query("after"),
+        _query("limit", {"type": "integer", "minimum": 0, "maximum": 1000}),
+    ]
+    listed = {"type": "object", "required": ["items"], "properties": {"items": {"type": "array", "items": {"type": "object"}}}}
+    path = {**_NAME, "name": "path", "schema": {"type": "string"}}
+    both = {"parameters": [_PROJECT, _NAME]}
+    return {
+        f"{job}/taskevents": {"get": _operation("taskevents", "TrainingJob", {"200": listed}, asked), **both},
+        f"{job}/outputs": {"get": _operation("outputs", "TrainingJob", {"200": listed}, []), **both},
+        f"{job}/outputs/{{path}}": {
+            "get": _operation("output", "TrainingJob", {"200": None}, []),
+            "parameters": [_PROJECT, _NAME, path],
+        },
     }
 
 

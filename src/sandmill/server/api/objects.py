@@ -27,6 +27,8 @@ from sandmill.server.statuses import REQUESTED
 from sandmill.server.tables import Forget
 
 START: Final = "nodus.dev/start-requested-at"
+AGAIN: Final = ("Image", "Environment")
+"""Kinds that are made again when a failed one is created again."""
 _WRITE_QUERY: Final = ("dryRun", "fieldManager", "fieldValidation", "force", "pretty")
 _LIST_QUERY: Final = (
     *("labelSelector", "fieldSelector", "limit", "continue", "resourceVersion", "resourceVersionMatch", "watch"),
@@ -114,6 +116,8 @@ async def create(asked: Asked, kind: Kind) -> Response:
         name, existing = _name(asked, kind, given)
         if kind.kind == "Sandbox":
             given["spec"] = asked.on.catalog.complete(asked.project, given["spec"], existing)
+        elif kind.kind == "TrainingJob":
+            given["spec"] = asked.on.training.complete(asked.project, given["spec"], existing)
         if existing is not None:
             return await _reconnect(asked, kind, existing, given, dry)
         extra: list[Any] = []
@@ -137,6 +141,8 @@ async def create(asked: Asked, kind: Kind) -> Response:
             raise Refusal("PreconditionFailed", "the estimate that If-Match names is no longer current; ask for another with dryRun=All")
         if dry:
             return answer(_estimated(asked, kind, value), 201, {"ETag": tag})
+        if kind.kind == "TrainingJob":
+            asked.on.training.check_now(asked.project, value["spec"])
         stored = await asked.on.records.save(
             kind.kind, asked.project, value, *extra, answer=lambda made: turn.answer(201, msgspec.json.encode(made))
         )
@@ -206,6 +212,8 @@ async def _change(asked: Asked, kind: Kind, body: Any, *, dry: bool) -> Response
     if values:
         value = {**value, "spec": {**value["spec"], **values}}
         value, extra = asked.on.secrets.take(value, before, asked.who.name)
+    elif kind.kind == "TrainingJob":
+        asked.on.training.check_change(before, value)
     if kind.kind == "Sandbox" and "deletionTimestamp" in before["metadata"]:
         raise Refusal("SandboxNotRunning", f"sandbox {asked.name!r} is being deleted", kind=kind.plural, name=asked.name)
     if dry or (value == before and not extra):
@@ -219,6 +227,9 @@ async def _change(asked: Asked, kind: Kind, body: Any, *, dry: bool) -> Response
         stored = _act(asked, before, stored)
     elif kind.kind == "Environment" and stored["status"]["phase"] == "Pending":
         asked.on.environments.soon(stored)
+    elif kind.kind == "TrainingJob":
+        await asked.on.training.changed(before, stored)
+        stored = find(asked, kind)
     elif kind.kind == "Process" and value["spec"].get("state") == "Cancelled":
         await asked.on.commands.cancel(value)
         stored = find(asked, kind)
@@ -267,7 +278,7 @@ async def _reconnect(asked: Asked, kind: Kind, existing: Value, given: Value, dr
             existing = await asked.on.records.save(kind.kind, asked.project, waking)
         if existing["status"]["phase"] != "Failed":
             asked.on.boxes.soon(asked.on.boxes.start(asked.project, name))
-    elif (maker := asked.on.maker(kind.kind)) is not None and existing["status"]["phase"] == "Failed" and not dry:
+    elif kind.kind in AGAIN and (maker := asked.on.maker(kind.kind)) is not None and existing["status"]["phase"] == "Failed" and not dry:
         existing = await asked.on.records.save(kind.kind, asked.project, {**existing, "status": {"phase": "Pending"}})
         maker.soon(existing)
     return answer(shown_value(asked, kind, existing))
@@ -292,6 +303,8 @@ def _check_quota(asked: Asked, kind: Kind) -> None:
 
 def _estimated(asked: Asked, kind: Kind, value: Value) -> Value:
     """The object with `status.estimate`: the hourly rate is certain, the total is the most it can come to."""
+    if kind.kind == "TrainingJob":
+        return {**value, "status": {**value["status"], "estimate": asked.on.training.estimate(asked.project, value["spec"])}}
     if kind.kind != "Sandbox":
         return value
     rate = asked.on.boxes.rate(value["spec"])

@@ -11,10 +11,10 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
-from sandmill.server.api import attaching, branching, describing, discovery, files, kept, nodes, objects, processes, uploading
+from sandmill.server.api import attaching, branching, describing, discovery, files, kept, nodes, objects, processes, training, uploading
 from sandmill.server.api.context import Context, Handler, endpoint, refused
 from sandmill.server.keys import HEAD, NODE
-from sandmill.server.kinds import GROUP, KINDS, VERSION, VERSIONS, Kind
+from sandmill.server.kinds import BETA, GROUP, KINDS, VERSION, VERSIONS, Kind
 from sandmill.server.refusals import Refusal
 
 _ROOT = f"/apis/{GROUP}/{VERSION}"
@@ -30,6 +30,7 @@ def application(on: Context) -> Starlette:
     for kind in KINDS:
         routes.extend(_of_kind(on, kind))
     box, process = f"{_PROJECT}/sandboxes/{{name}}", f"{_PROJECT}/processes/{{name}}"
+    job = f"/apis/{GROUP}/{BETA}/namespaces/{{project}}/trainingjobs/{{name}}"
     routes += [
         _methods(on, f"{box}/processes", {"POST": processes.create, "DELETE": processes.kill}),
         _methods(on, f"{box}/files", {"GET": files.get, "PUT": files.put, "DELETE": files.delete}),
@@ -47,6 +48,9 @@ def application(on: Context) -> Starlette:
         _methods(on, f"{_BLOBS}/uploads", {"POST": uploading.announce}),
         Route(f"{_BLOBS}/blobs/{{digest}}", _take(on), methods=["PUT"]),
         _methods(on, f"{_BLOBS}/blobs/{{digest}}", {"GET": uploading.give}),
+        _methods(on, f"{job}/taskevents", {"GET": training.taskevents}),
+        _methods(on, f"{job}/outputs", {"GET": training.outputs}),
+        _methods(on, f"{job}/outputs/{{path:path}}", {"GET": training.output}),
         Route(f"{box}/kept", endpoint(on, kept.get, roles=(HEAD,)), methods=["GET"]),
         Route(f"{box}/kept", endpoint(on, kept.put, roles=(HEAD,)), methods=["PUT"]),
         Route(f"{_ROOT}/nodes/{{name}}/beats", endpoint(on, nodes.beat, roles=(NODE,), writes=False), methods=["POST"]),
