@@ -38,6 +38,7 @@ ENDED: Final = ("Succeeded", "Failed", "Cancelled")
 _AT_ONCE: Final = 1
 """A training takes what its machine has."""
 _END_S: Final = 30.0
+_WISHED: Final = {"Cancelled": "it was cancelled; what it had written is kept", "Suspended": "everything is saved"}
 _log = logging.getLogger("sandmill.server")
 
 
@@ -107,9 +108,9 @@ class TrainingJobs:
         elif (task := self._tasks.get(uid)) is not None:
             task.cancel()
             await asyncio.wait([task], timeout=_END_S)
-            self._put(value, phase=wanted)
-        elif value["status"]["phase"] not in ENDED:
-            self._put(value, phase=wanted)
+            self._rest(value, wanted)
+        elif self._status(value).get("phase") not in ENDED:  # it may have ended while the wish was stored
+            self._rest(value, wanted)
 
     async def forget(self, value: Value) -> None:
         """Its object was removed: its process ends, and everything that it wrote goes."""
@@ -129,7 +130,7 @@ class TrainingJobs:
             if value["spec"]["state"] == "Running":
                 self.soon(value)
             else:
-                self._put(value, phase=value["spec"]["state"])
+                self._rest(value, value["spec"]["state"])
         for left in self._folder.glob("*"):
             if left.name not in known:
                 shutil.rmtree(left, ignore_errors=True)
@@ -169,7 +170,7 @@ class TrainingJobs:
     async def _run(self, value: Value) -> None:
         folder = self._folder / str(value["metadata"]["uid"])
         if value["spec"]["state"] != "Running":
-            self._put(value, phase=value["spec"]["state"])
+            self._rest(value, value["spec"]["state"])
             return
         try:
             await in_thread(lambda: self._prepare(value, folder))
@@ -237,11 +238,11 @@ class TrainingJobs:
             spent = said.summary.cost_microusd if isinstance(said, RunEnded) else found.steps[-1].cost_microusd if found.steps else None
             done["cost"] = self._cost(value, spent, final=not live.asked or wanted == "Cancelled")
         if wanted == "Cancelled":
-            self._put(value, **done, phase="Cancelled", reason="Requested", message="it was cancelled; what it had written is kept")
+            self._put(value, **done, phase="Cancelled", reason="Requested", message=_WISHED["Cancelled"])
         elif isinstance(said, RunEnded) and not said.summary.interrupted:
             await self._succeeded(value, folder, done)
         elif isinstance(said, RunEnded) and live.asked:
-            self._put(value, phase="Suspended", cost=done["cost"], reason="Requested", message="everything is saved")
+            self._put(value, phase="Suspended", cost=done["cost"], reason="Requested", message=_WISHED["Suspended"])
         elif isinstance(said, RunEnded):
             why = found.warnings[-1] if found is not None and found.warnings else "it stopped before its last step"
             self._failed(value, "StoppedEarly", ascii_of(why), **done)
@@ -271,6 +272,10 @@ class TrainingJobs:
         if (limit := value["spec"].get("maxCostUSD")) is not None:
             out["limitUSD"] = usd(parse_usd(limit))
         return out
+
+    def _rest(self, value: Value, wanted: str) -> None:
+        """It does not run, as somebody wished."""
+        self._put(value, phase=wanted, reason="Requested", message=_WISHED[wanted])
 
     def _failed(self, value: Value, reason: str, message: str, **status: Any) -> None:
         self._events.note(value, reason, message, warning=True)
