@@ -1,4 +1,4 @@
-"""Every sandbox call of the published SDK and command line, as they stand, against a real server; and docs/compatibility.md from it.
+"""The published SDK and command line as they stand against a real server, call by call; and docs/compatibility.md from it.
 
 python tests/server/compatibility.py              writes docs/compatibility.md
 python tests/server/compatibility.py --results    one JSON object a call on stdout, against the server of NODUS_API_URL
@@ -15,7 +15,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 import client_cli_calls
-import client_sdk_calls  # noqa: F401 - its calls come first
+import client_sdk_calls  # noqa: F401 - its calls come next
+import client_training_calls  # noqa: F401
 from client_calls import CALLS, Call, Refused, Work
 from server_process import serving
 

@@ -21,7 +21,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def clean(server: Server) -> Iterator[Server]:
     """The shared server; what the test leaves there is removed."""
     yield server
-    for plural in ("sandboxes", "images", "secrets"):
+    for plural in ("sandboxes", "images", "environments", "secrets"):
         assert server.ask("DELETE", plural).status == 200
 
 

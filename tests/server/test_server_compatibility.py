@@ -18,7 +18,7 @@ Results = dict[tuple[str, str], str]
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     with serving(tmp_path_factory.mktemp("compatibility")) as server:
         command = [sys.executable, compatibility.__file__, "--results"]
-        done = subprocess.run(command, env=server.environment, capture_output=True, timeout=150)
+        done = subprocess.run(command, env=server.environment, capture_output=True, timeout=500)
         assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     return {(row["part"], row["title"]): row["result"] for row in rows}

@@ -6,9 +6,11 @@ import collections
 import copy
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import schemathesis
+from bundles import ready, spec_of
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance
@@ -16,6 +18,8 @@ from server_process import KEY, Server, serving
 
 HEADERS = {"Authorization": f"Bearer {KEY}"}
 EXAMPLES = 12
+BASE = "/apis/nodus.dev/v1/namespaces/{{namespace}}/{}"
+BETA = BASE.replace("v1", "v1beta1")
 CLOSED = {"additionalProperties": False}
 
 
@@ -29,6 +33,9 @@ def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def described(server: Server) -> schemathesis.BaseSchema:
     """The document, with what is asked for narrowed to what this machine can have; what is refused for that is tested elsewhere."""
     document = server.ask("GET", "/openapi/v3/apis/nodus.dev/v1").json
+    beta = server.ask("GET", "/openapi/v3/apis/nodus.dev/v1beta1").json
+    document["paths"] |= beta["paths"]
+    document["components"]["schemas"] |= beta["components"]["schemas"]
     schemas = copy.deepcopy(document["components"]["schemas"])
     spec = schemas["dev.nodus.v1.Sandbox"]["properties"]["spec"]["properties"]
     spec["image"] = {"type": "string", "enum": ["nodus/agent-tools"]}
@@ -62,10 +69,11 @@ def described(server: Server) -> schemathesis.BaseSchema:
             "type": "string",
             "enum": ["", "aGk=", "*"],
         }
+    narrow_training(server, schemas)
     box = "/apis/nodus.dev/v1/namespaces/{namespace}/sandboxes/{name}"
     document["paths"][f"{box}/fork"]["post"]["requestBody"]["content"]["application/json"]["schema"]["properties"]["count"]["maximum"] = 2
-    for kind in ("Sandbox", "Secret", "Image", "Process"):
-        meta = schemas[f"dev.nodus.v1.{kind}"]["properties"]["metadata"]["properties"]
+    for kind in ("v1.Sandbox", "v1.Secret", "v1.Image", "v1.Process", "v1.Environment", "v1beta1.TrainingJob"):
+        meta = schemas[f"dev.nodus.{kind}"]["properties"]["metadata"]["properties"]
         meta["name"] = meta["generateName"] = {"type": "string", "enum": ["a", "b", "fz"]}
         meta["namespace"] = {"type": "string", "enum": ["default"]}
         del meta["resourceVersion"]
@@ -91,6 +99,22 @@ def described(server: Server) -> schemathesis.BaseSchema:
     return schemathesis.openapi.from_dict(document)
 
 
+def narrow_training(server: Server, schemas: dict[str, Any]) -> None:
+    """Environments of one bundle, and jobs that nobody starts."""
+    spec = schemas["dev.nodus.v1.Environment"]["properties"]["spec"]
+    spec["properties"]["package"] = {"enum": [spec_of(server)["package"]]}
+    del spec["properties"]["splits"], spec["properties"]["graders"]
+    job = schemas["dev.nodus.v1beta1.TrainingJob"]["properties"]["spec"]
+    job["properties"]["state"]["enum"] = ["Suspended", "Cancelled"]
+    job["required"] = [*job["required"], "state"]
+    job["properties"]["model"] = {"enum": [{"uri": "hf://sandmill/tiny-text"}]}
+    job["properties"]["environment"] = {"enum": [{"name": "fuzzed@1.0.0"}, {"name": "fuzzed@1.0.0", "heldOutTasks": 16}]}
+    del job["properties"]["maxCostUSD"], job["properties"]["mode"]
+    for kind in ("v1.Environment", "v1beta1.TrainingJob"):
+        schemas[f"dev.nodus.{kind}"]["required"] = ["spec", "metadata"]
+        schemas[f"dev.nodus.{kind}"]["properties"]["metadata"]["required"] = ["name"]
+
+
 def furnish(server: Server) -> None:
     """Objects of the names that requests use."""
     for name in ("a", "b"):
@@ -99,6 +123,12 @@ def furnish(server: Server) -> None:
             server.ask("POST", f"sandboxes/{name}/processes", {"spec": {"command": ["cat"], "stdin": True}})
             server.ask("PUT", f"sandboxes/{name}/files?path=0", b"0")
         server.ask("POST", "secrets", {"metadata": {"name": name}, "spec": {"stringData": {"k": "v"}}})
+    if server.ask("GET", "environments/fuzzed").status == 404:
+        ready(server, "fuzzed")
+    job = {"runtime": "nodus/evaluate", "model": {"uri": "hf://sandmill/tiny-text"}, "environment": {"name": "fuzzed@1.0.0"}}
+    server.ask(
+        "POST", BETA.format("trainingjobs").format(namespace="default"), {"metadata": {"name": "a"}, "spec": job | {"state": "Suspended"}}
+    )
 
 
 def test_no_input_makes_it_fail(fuzzed: Server) -> None:
@@ -128,6 +158,7 @@ def test_no_input_makes_it_fail(fuzzed: Server) -> None:
     assert tried.total() > 300
     succeeded = {label for label, status in tried if status < 300}
     assert len(succeeded) > 0.6 * len(operations), sorted({label for label, _ in tried} - succeeded)
+    assert {f"POST {base.format(kind)}" for base, kind in ((BASE, "environments"), (BETA, "trainingjobs"))} <= succeeded
     assert {f"POST {box}/{sub}" for sub in ("fork", "freeze", "thaw")} | {f"POST {box.replace('sandboxes/{name}', 'images')}"} <= succeeded
     assert fuzzed.ask("GET", "/readyz").status == 200
 

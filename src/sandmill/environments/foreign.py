@@ -35,12 +35,14 @@ from sandmill.environments.task import Boundary, Graded, InfrastructureFailure, 
 from sandmill.environments.verdicts import reason_of
 from sandmill.errors import ConfigError, EnvironmentFailed, GraderFailed
 from sandmill.sandboxes import Sandbox, SandboxSpec
-from sandmill.sandboxes.dual import block_on
+from sandmill.sandboxes.dual import block_on, hop
 
 _TAGS: Final = re.compile(r"</?answer>")
 """A line that is an answer needs no tags."""
 PARALLEL: Final = 8
 """Graders of one package that run at once; each is a process of its own."""
+CPU: Final = 2.0
+"""Cores of a package's sandbox, unless the options say how many."""
 GRADING_S: Final = 600.0
 """A grader's deadline when nobody sets a shorter one."""
 ROWS_S: Final = 600.0
@@ -181,7 +183,14 @@ def load(reference: str, section: EnvironmentSection, report: Report = lambda li
     `fit`: with fewer tasks than the section asks for where there are fewer; otherwise that is refused.
     Raises ConfigError (an option, a row), UnknownEnvironment, EnvironmentFailed (with the package's own reason), SandboxError.
     """
-    return block_on(_load(plan(reference, section), section, report, fit))
+    return block_on(opened(reference, section, report, fit=fit))
+
+
+async def opened(
+    reference: str, section: EnvironmentSection, report: Report = lambda line: None, *, fit: bool = False
+) -> ForeignEnvironment:
+    """`load`, for those who are on a loop."""
+    return await hop(_load(plan(reference, section), section, report, fit))
 
 
 async def _load(plan: Plan, section: EnvironmentSection, report: Report, fit: bool) -> ForeignEnvironment:
@@ -214,6 +223,7 @@ def _launch(plan: Plan, installed: Installed) -> Launch:
         image=installed.record.image,
         python=PYTHON,
         memory=plan.common.memory,
+        cpu=CPU if isinstance(plan.common.cpu, msgspec.UnsetType) else plan.common.cpu,
     )
 
 

@@ -9,15 +9,18 @@ from typing import Any, Final
 
 from sandmill.server import layer
 from sandmill.server.costs import microusd
-from sandmill.server.kinds import API_VERSION, Kind
+from sandmill.server.kinds import Kind
 from sandmill.server.patching import differences
 from sandmill.server.records import Value, fresh
 from sandmill.server.refusals import Cause, Refusal, invalid
-from sandmill.server.schema import Causes, nearest, shown
+from sandmill.server.schema import UNSUPPORTED, Causes, nearest, shown
 from sandmill.server.specs import METADATA
 from sandmill.server.statuses import expiry, first_status
+from sandmill.server.training_manifest import as_before
 
 _TOP: Final = ("apiVersion", "kind", "metadata", "spec", "status")
+PENDING: Final = ("Image", "Environment", "TrainingJob")
+"""Kinds that are made once they are stored."""
 _OURS: Final = ("uid", "generation", "creationTimestamp", "deletionTimestamp", "selfLink", "managedFields", "ownerReferences", "finalizers")
 
 
@@ -26,7 +29,7 @@ def checked(kind: Kind, body: Any, project: str | None) -> Value:
     if not isinstance(body, dict):
         raise Refusal("BadRequest", f"expected a {kind.kind} object, found {shown(body)}")
     causes = Causes()
-    for key, expected in (("apiVersion", API_VERSION), ("kind", kind.kind)):
+    for key, expected in (("apiVersion", kind.api_version), ("kind", kind.kind)):
         if body.get(key, expected) != expected:
             causes.add(key, "FieldValueInvalid", f"expected {expected}, found {shown(body[key])}")
     for key in body:
@@ -40,7 +43,10 @@ def checked(kind: Kind, body: Any, project: str | None) -> Value:
     spec = kind.spec.check({} if body.get("spec") is None else body["spec"], "spec", causes)
     name = str(meta.get("name") or meta.get("generateName") or "") if isinstance(meta, dict) else ""
     if causes.found:
-        raise invalid(kind.plural, name, causes.found)
+        refusal = invalid(kind.plural, name, causes.found)
+        if all(cause.reason == UNSUPPORTED for cause in causes.found):
+            refusal.reason = UNSUPPORTED
+        raise refusal
     if meta.get("namespace", project) != project:
         raise Refusal("BadRequest", f"metadata.namespace is {meta['namespace']!r}, the request's project is {project!r}")
     return {"metadata": meta, "spec": spec}
@@ -52,7 +58,7 @@ def new(kind: Kind, given: Value, project: str | None, name: str) -> Value:
     value = fresh(kind.kind, name, project, given["spec"], **meta)
     if kind.kind == "Sandbox":
         value["status"] = first_status(value)
-    elif kind.kind == "Image":
+    elif kind.kind in PENDING:
         value["status"] = {"phase": "Pending"}
     return value
 
@@ -75,12 +81,17 @@ def replaced(kind: Kind, before: Value, given: Value) -> Value:
         raise invalid(kind.plural, name, [Cause("metadata.name", "FieldValueInvalid", f"must be {name!r}, as in the path")])
     if kind.kind == "Sandbox":
         given = {**given, "spec": {"workingDir": before["spec"]["workingDir"], **given["spec"]}}
+    elif kind.kind == "TrainingJob":
+        given = {**given, "spec": as_before(given["spec"], before["spec"])}
     version = before["metadata"]["resourceVersion"]
     if meta.get("resourceVersion", version) != version:
         raise Refusal("Conflict", f"{kind.plural} {name!r} has changed since version {meta['resourceVersion']}; read it again", name=name)
     fixed = [path for path in differences(before.get("spec", {}), given["spec"]) if path.split(".")[0].split("[")[0] not in kind.mutable]
+    if kind.kind == "Environment" and _newer(before["spec"]["version"], given["spec"]["version"]):
+        fixed = []
     if fixed:
-        causes = [Cause(f"spec.{path}", "FieldImmutable", "cannot change after creation") for path in fixed]
+        way = "; write a higher spec.version" if kind.kind == "Environment" else ""
+        causes = [Cause(f"spec.{path}", "FieldImmutable", f"cannot change after creation{way}") for path in fixed]
         message = f"{kind.plural} {name!r}: {', '.join(cause.field for cause in causes[:5])} cannot change after creation"
         raise Refusal("FieldImmutable", message, causes=causes, kind=kind.plural, name=name)
     if kind.kind == "Sandbox":
@@ -92,7 +103,20 @@ def replaced(kind: Kind, before: Value, given: Value) -> Value:
         after["metadata"]["generation"] = before["metadata"].get("generation", 1) + 1
     if kind.kind == "Sandbox":
         after["status"] = {**before["status"], "expirationTime": expiry(after)}
+    elif kind.kind == "Environment" and before["spec"]["version"] != given["spec"]["version"]:
+        after["status"] = {"phase": "Pending"}
     return after
+
+
+def _newer(before: str, given: str) -> bool:
+    """Whether a version comes after another (SemVer 2, clause 11)."""
+
+    def rank(version: str) -> tuple[object, ...]:
+        numbers, _, rest = version.partition("+")[0].partition("-")
+        words = [(0, int(word), "") if word.isdigit() else (1, 0, word) for word in rest.split(".")]
+        return ([int(part) for part in numbers.split(".")], not rest, words)
+
+    return rank(given) > rank(before)
 
 
 def _only_raised(before: Value, spec: Value) -> None:

@@ -80,8 +80,9 @@ class Images:
         self._tasks[meta["uid"]] = task
         task.add_done_callback(lambda done: self._over(value, log, done))
 
-    async def forget(self, uid: str) -> None:
+    async def forget(self, value: Value) -> None:
         """An Image object was removed: what is not made yet is not made, and its layers go."""
+        uid = value["metadata"]["uid"]
         if (task := self._tasks.get(uid)) is not None:
             task.cancel()
             await asyncio.wait([task], timeout=_END_S)

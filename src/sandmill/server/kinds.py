@@ -6,12 +6,14 @@ from typing import Any, Final
 
 import msgspec
 
-from sandmill.server import specs
+from sandmill.server import specs, specs_environments, specs_training
 from sandmill.server.schema import Record
 
 GROUP: Final = "nodus.dev"
 VERSION: Final = "v1"
 API_VERSION: Final = f"{GROUP}/{VERSION}"
+BETA: Final = "v1beta1"
+VERSIONS: Final = (VERSION, BETA)
 
 
 class Column(msgspec.Struct, frozen=True):
@@ -30,12 +32,18 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
     plural: str
     spec: Record
     verbs: tuple[str, ...]
+    version: str = VERSION
     columns: tuple[Column, ...] = ()
     short: tuple[str, ...] = ()
     namespaced: bool = True
     subresources: tuple[tuple[str, tuple[str, ...]], ...] = ()
     mutable: tuple[str, ...] = ()
     """Paths below `spec` that may change after creation; metadata's labels and annotations always may."""
+
+    @property
+    def api_version(self) -> str:
+        """What its objects carry."""
+        return f"{GROUP}/{self.version}"
 
     @property
     def singular(self) -> str:
@@ -101,6 +109,44 @@ KINDS: Final[tuple[Kind, ...]] = (
         verbs=_ALL,
         subresources=(("log", ("get",)),),
         columns=(Column("Phase", "status.phase"), Column("Digest", "status.digest"), Column("Size", "status.size", "integer"), _AGE),
+    ),
+    Kind(
+        kind="Environment",
+        plural="environments",
+        short=("env",),
+        spec=specs_environments.ENVIRONMENT,
+        verbs=_ALL,
+        mutable=specs_environments.DESCRIPTIVE,
+        columns=(
+            Column("Version", "spec.version"),
+            Column("Phase", "status.phase"),
+            Column("Train", "status.splits.train", "integer"),
+            Column("Test", "status.splits.test", "integer"),
+            Column("Reason", "status.reason", wide=True),
+            Column("Digest", "status.digest", wide=True),
+            _AGE,
+        ),
+    ),
+    Kind(
+        kind="TrainingJob",
+        plural="trainingjobs",
+        version=BETA,
+        short=("tj",),
+        spec=specs_training.TRAINING_JOB,
+        verbs=_ALL,
+        mutable=("state",),
+        subresources=(("taskevents", ("get",)), ("outputs", ("get",))),
+        columns=(
+            Column("Phase", "status.phase"),
+            Column("Stage", "status.progress.stage"),
+            Column("Step", "status.metrics.step", "integer"),
+            Column("Steps", "status.metrics.totalSteps", "integer"),
+            Column("Environment", "spec.environment.name"),
+            Column("Cost", "status.cost.totalUSD"),
+            Column("Model", "spec.model.uri", wide=True),
+            Column("Reason", "status.reason", wide=True),
+            _AGE,
+        ),
     ),
     Kind(
         kind="Secret",

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from sandmill.server.kinds import API_VERSION, BY_KIND
+from sandmill.server.kinds import BY_KIND
 from sandmill.server.refusals import Refusal
 from sandmill.server.store import Loaded, Store
 from sandmill.server.tables import KEPT_CHANGES, Change, Write
@@ -240,7 +240,7 @@ def fresh(kind: str, name: str, project: str | None, spec: Value | None = None, 
     meta = {"name": name, "uid": new_uid(), "creationTimestamp": now(), "generation": 1, **metadata}
     if project is not None:
         meta["namespace"] = project
-    return {"apiVersion": API_VERSION, "kind": kind, "metadata": meta, **({} if spec is None else {"spec": spec})}
+    return {"apiVersion": BY_KIND[kind].api_version, "kind": kind, "metadata": meta, **({} if spec is None else {"spec": spec})}
 
 
 def new_uid() -> str:

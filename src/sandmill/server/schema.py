@@ -19,6 +19,7 @@ from sandmill.server.refusals import LONGEST_SHOWN, Cause
 
 JSON = Any
 """A decoded JSON value."""
+UNSUPPORTED: Final = "Unsupported"
 DURATION_PATTERN: Final = r"^([0-9]{1,12}(\.[0-9]{1,9})?(ns|us|µs|ms|s|m|h)){1,6}$|^0$"
 QUANTITY_PATTERN: Final = r"^[0-9]{1,18}(\.[0-9]{1,9})?(k|M|G|T|Ki|Mi|Gi|Ti)?$"
 MONEY_PATTERN: Final = r"^[0-9]{1,10}(\.[0-9]{1,6})?$"
@@ -174,6 +175,48 @@ class Whole(msgspec.Struct, frozen=True, kw_only=True):
         return {"type": "integer", "minimum": self.least, "maximum": self.most, "description": self.about}
 
 
+class Real(msgspec.Struct, frozen=True, kw_only=True):
+    """A finite number. `above`: `least` itself is too small."""
+
+    least: float
+    most: float
+    above: bool = False
+    about: str = ""
+
+    def check(self, value: JSON, at: str, causes: Causes) -> JSON:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            causes.add(at, "FieldValueTypeInvalid", f"expected a number, found {shown(value)}")
+        elif not self.least <= value <= self.most or (self.above and value == self.least):
+            causes.add(
+                at, "FieldValueInvalid", f"must be {'above' if self.above else 'from'} {self.least:g} to {self.most:g}, not {shown(value)}"
+            )
+        return value
+
+    def document(self) -> dict[str, Any]:
+        out = {"type": "number", "minimum": self.least, "maximum": self.most, "description": self.about}
+        return out | ({"exclusiveMinimum": True} if self.above else {})
+
+
+class Anything(msgspec.Struct, frozen=True, kw_only=True):
+    """JSON that is kept and not looked into, of bounded size."""
+
+    longest_bytes: int
+    about: str = ""
+
+    def check(self, value: JSON, at: str, causes: Causes) -> JSON:
+        try:
+            size = len(msgspec.json.encode(value))
+        except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError):
+            causes.add(at, "FieldValueInvalid", "is nothing that JSON can say again")
+            return value
+        if size > self.longest_bytes:
+            causes.add(at, "FieldValueTooLong", f"may have {self.longest_bytes} bytes at most, has {size}")
+        return value
+
+    def document(self) -> dict[str, Any]:
+        return {"description": self.about, "x-kubernetes-preserve-unknown-fields": True}
+
+
 class Flag(msgspec.Struct, frozen=True, kw_only=True):
     """true or false."""
 
@@ -246,13 +289,15 @@ class Words(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """An object with known fields. `refused` are fields of the published API that this server does not serve, with the reason."""
+    """An object with known fields. `refused` and `unsupported` are fields of the published API that this server does not serve, with the
+    reason; an object whose only fault is an unsupported one is answered with that word."""
 
     fields: Mapping[str, Shape]
     about: str = ""
     required: tuple[str, ...] = ()
     defaults: Mapping[str, JSON] = {}
     refused: Mapping[str, str] = {}
+    unsupported: Mapping[str, str] = {}
 
     def check(self, value: JSON, at: str, causes: Causes) -> JSON:
         if not isinstance(value, dict):
@@ -269,6 +314,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
                 out[name] = self.fields[name].check(part, place, causes)
             elif name in self.refused:
                 causes.add(place, "FieldValueNotSupported", self.refused[name])
+            elif name in self.unsupported:
+                causes.add(place, UNSUPPORTED, self.unsupported[name])
             else:
                 causes.add(place, "FieldValueNotSupported", f"unknown field {shown(name)}{nearest(name, list(self.fields))}")
         for name, default in self.defaults.items():

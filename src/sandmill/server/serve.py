@@ -34,6 +34,7 @@ from sandmill.server.boxes import Boxes
 from sandmill.server.branches import Branches
 from sandmill.server.catalog import Catalog
 from sandmill.server.commands import Commands
+from sandmill.server.environments import Environments
 from sandmill.server.events import Events
 from sandmill.server.fetching import Fetching, Origin, Supply, clear
 from sandmill.server.images import Images
@@ -52,6 +53,7 @@ from sandmill.server.store import Loaded, Store
 from sandmill.server.surviving import Survivors
 from sandmill.server.tables import Note
 from sandmill.server.ticking import tick
+from sandmill.server.training import TrainingJobs
 
 _HEARTBEAT_S: Final = 1.0
 _CLOSE_S: Final = 30.0
@@ -171,16 +173,20 @@ async def _run(
         branches = Branches(records, boxes, secrets, catalog, settings)
         blobs = Blobs(settings.folder)
         images = Images(records, events, catalog, branches, blobs, outputs, settings)
+        environments = Environments(records, events, blobs, settings)
+        training = TrainingJobs(records, events, environments, settings)
         commands = Commands(records, boxes, outputs, settings)
         answers = Answers(loaded.answers)
         shipping, supply = Shipping(settings.folder), None if joining is None else _supply(joining, settings)
         on = Context(
-            *(settings, records, events, secrets, catalog, boxes, branches, images, blobs, commands, outputs, answers, keys, nodes),
-            *(shipping, supply),
+            *(settings, records, events, secrets, catalog, boxes, branches, images, environments, training),
+            *(blobs, commands, outputs, answers, keys, nodes, shipping, supply),
         )
         expected = nodes.expect()
         await Survivors(records, boxes, commands, outputs, secrets).recover(expected)
         images.recover()
+        environments.recover()
+        training.recover()
         await catalog.recover()
         await boxes.recover(alive_until_s, expected)
         publish(records, settings.prices)
@@ -206,6 +212,8 @@ async def _run(
                     if supply is not None:
                         await supply.close()
                     await images.close()
+                    await environments.close()
+                    await training.close()
                     await boxes.close()
                     await commands.settled()
         if broken:

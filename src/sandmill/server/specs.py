@@ -168,7 +168,7 @@ PROCESS = Record(
     },
 )
 _LINE: Final = r"[^\r\n]*"
-_BLOB = Text(about="A blob's digest.", pattern=r"sha256:[0-9a-f]{64}", expect="sha256:<hex>", longest=71)
+BLOB = Text(about="A blob's digest.", pattern=r"sha256:[0-9a-f]{64}", expect="sha256:<hex>", longest=71)
 _NO_INSTALLER = "write it as a run step, such as run: [pip install NAME], and allow its hosts in spec.network"
 STEP = Record(
     about="One step of a build: exactly one of these.",
@@ -182,7 +182,7 @@ STEP = Record(
         ),
         "workdir": Text(pattern=f"/{_LINE}", expect="an absolute path such as /workspace", longest=4096),
         "copy": Record(
-            about="Files of a blob: one file, or a tar archive.", required=("blob", "dest"), fields={"blob": _BLOB, "dest": WORKING_DIR}
+            about="Files of a blob: one file, or a tar archive.", required=("blob", "dest"), fields={"blob": BLOB, "dest": WORKING_DIR}
         ),
     },
     refused=dict.fromkeys(("aptInstall", "pipInstall", "uvPipInstall"), _NO_INSTALLER)
@@ -206,8 +206,8 @@ IMAGE = Record(
             about="A Dockerfile: FROM, COPY, ENV, WORKDIR, RUN, USER and ARG.",
             fields={
                 "inline": Text(about="Its text.", longest=262_144),
-                "blob": _BLOB,
-                "context": _BLOB,
+                "blob": BLOB,
+                "context": BLOB,
                 "buildArgs": Words(keys=Text(pattern=_ENV, expect="the name of an ARG", longest=256), values=Text(longest=4096)),
             },
             refused={"target": "a Dockerfile has one stage here; leave it out"},

@@ -46,6 +46,8 @@ class CommonOptions(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """"3.12", or the path of a Python; empty for the one that sandboxes have."""
     memory: str = "2Gi"
     """Of the sandbox that the package runs in."""
+    cpu: float | msgspec.UnsetType = msgspec.UNSET
+    """Cores of that sandbox; unset: as many as packages have. Unset it is in no digest."""
     pass_at: float | None = None
     """The reward from which on an episode counts as passed; unset: as the package says."""
     allow_answers_in_prompts: bool = False

@@ -6,7 +6,7 @@ import errno
 import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -19,6 +19,7 @@ from sandmill.server.boxes import Boxes
 from sandmill.server.branches import Branches
 from sandmill.server.catalog import Catalog
 from sandmill.server.commands import Commands
+from sandmill.server.environments import Environments
 from sandmill.server.events import Events
 from sandmill.server.fetching import Supply
 from sandmill.server.images import Images
@@ -31,6 +32,7 @@ from sandmill.server.schema import nearest, shown
 from sandmill.server.secrets import Secrets
 from sandmill.server.settings import Settings
 from sandmill.server.shipping import Shipping
+from sandmill.server.training import TrainingJobs
 
 LARGEST_BODY: Final = 2 << 20
 LARGEST_FILE: Final = 64 << 20
@@ -49,6 +51,22 @@ _FILE_REASONS: Final = {
 _log = logging.getLogger("sandmill.server")
 
 
+class Maker(Protocol):
+    """The controller of a kind whose objects are made once they are stored."""
+
+    def admit(self, project: str, spec: Value) -> None:
+        """Whether such a thing can be made. Raises Refusal."""
+        ...
+
+    def soon(self, value: Value) -> None:
+        """Makes it in the background; how it went is in its object."""
+        ...
+
+    async def forget(self, value: Value) -> None:
+        """Its object was removed."""
+        ...
+
+
 class Context(NamedTuple):
     """One server."""
 
@@ -60,6 +78,8 @@ class Context(NamedTuple):
     boxes: Boxes
     branches: Branches
     images: Images
+    environments: Environments
+    training: TrainingJobs
     blobs: Blobs
     commands: Commands
     outputs: Outputs
@@ -69,6 +89,11 @@ class Context(NamedTuple):
     shipping: Shipping
     supply: Supply | None
     """A node's: what its head wants there."""
+
+    def maker(self, kind: str) -> Maker | None:
+        """The controller of a kind that is made; None for the others."""
+        makers: Mapping[str, Maker] = {"Image": self.images, "Environment": self.environments, "TrainingJob": self.training}
+        return makers.get(kind)
 
 
 class Asked(NamedTuple):

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from sandmill.server.api.branching import FORK
 from sandmill.server.api.context import Asked, answer
 from sandmill.server.api.uploading import UPLOAD
-from sandmill.server.kinds import API_VERSION, GROUP, KINDS, VERSION, Kind
+from sandmill.server.kinds import BETA, GROUP, KINDS, VERSION, VERSIONS, Kind
 from sandmill.server.refusals import CODES
 from sandmill.server.specs import METADATA
 from sandmill.server.versions import VERSION_NUMBER
@@ -38,25 +38,29 @@ _ROOT: Final = f"/apis/{GROUP}/{VERSION}"
 
 async def index(asked: Asked) -> Response:
     """GET /openapi/v3."""
-    where = f"/openapi/v3/apis/{GROUP}/{VERSION}?hash={VERSION_NUMBER}"
-    return answer({"paths": {f"apis/{GROUP}/{VERSION}": {"serverRelativeURL": where}}})
+    places = [f"apis/{GROUP}/{version}" for version in VERSIONS]
+    return answer({"paths": {place: {"serverRelativeURL": f"/openapi/v3/{place}?hash={VERSION_NUMBER}"} for place in places}})
 
 
 async def document(asked: Asked) -> Response:
-    """GET the document of the one group."""
-    return answer(described())
+    """GET the document of one version of the group."""
+    return answer(described(asked.request.url.path.rstrip("/").rpartition("/")[2]))
 
 
-def described() -> dict[str, Any]:
-    """The whole document."""
+def described(version: str) -> dict[str, Any]:
+    """The whole document of a version."""
     schemas: dict[str, Any] = {_PREFIX + "Status": _status()}
     paths: dict[str, Any] = {}
     for kind in KINDS:
-        schemas[_PREFIX + kind.kind] = _object(kind)
-        schemas[_PREFIX + kind.kind + "List"] = _list(kind)
-        paths.update(_paths(kind))
-    paths.update(_streams())
-    paths.update(_blobs())
+        if kind.version == version:
+            schemas[_schema(kind)] = _object(kind)
+            schemas[f"{_schema(kind)}List"] = _list(kind)
+            paths.update(_paths(kind))
+    if version == VERSION:
+        paths.update(_streams())
+        paths.update(_blobs())
+    else:
+        paths.update(_jobs())
     return {
         "openapi": "3.0.0",
         "info": {"title": "Sandmill", "version": VERSION_NUMBER},
@@ -66,18 +70,22 @@ def described() -> dict[str, Any]:
     }
 
 
+def _schema(kind: Kind) -> str:
+    return f"dev.nodus.{kind.version}.{kind.kind}"
+
+
 def _object(kind: Kind) -> dict[str, Any]:
     meta = METADATA.document()
     if "create" not in kind.verbs:  # the server names these: longer than a caller may
         meta["properties"]["name"] = {"type": "string", "maxLength": 253, "description": "The name."}
     properties: dict[str, Any] = {
-        "apiVersion": {"type": "string", "enum": [API_VERSION], "description": "The version of this shape."},
+        "apiVersion": {"type": "string", "enum": [kind.api_version], "description": "The version of this shape."},
         "kind": {"type": "string", "enum": [kind.kind], "description": "What it is."},
         "metadata": meta,
         "spec": kind.spec.document(),
         "status": {"type": "object", "description": "What is; written by the server."},
     }
-    marks = [{"group": GROUP, "version": VERSION, "kind": kind.kind}]
+    marks = [{"group": GROUP, "version": kind.version, "kind": kind.kind}]
     if kind.spec.fields:
         return {"type": "object", "description": kind.spec.about, "properties": properties, "x-kubernetes-group-version-kind": marks}
     return {"type": "object", "description": kind.spec.about, "x-kubernetes-group-version-kind": marks}
@@ -107,14 +115,15 @@ def _status() -> dict[str, Any]:
 
 
 def _paths(kind: Kind) -> dict[str, Any]:
-    base = f"{_ROOT}/namespaces/{{namespace}}/{kind.plural}" if kind.namespaced else f"{_ROOT}/{kind.plural}"
-    marks = {"x-kubernetes-group-version-kind": {"group": GROUP, "version": VERSION, "kind": kind.kind}}
-    reference = {"$ref": f"#/components/schemas/{_PREFIX}{kind.kind}"}
+    root = f"/apis/{kind.api_version}"
+    base = f"{root}/namespaces/{{namespace}}/{kind.plural}" if kind.namespaced else f"{root}/{kind.plural}"
+    marks = {"x-kubernetes-group-version-kind": {"group": GROUP, "version": kind.version, "kind": kind.kind}}
+    reference = {"$ref": f"#/components/schemas/{_schema(kind)}"}
     many: dict[str, Any] = {}
     one: dict[str, Any] = {}
     selectors = [_query("labelSelector"), _query("fieldSelector"), _query("limit", {"type": "integer", "minimum": 0, "maximum": 1_000_000})]
     if "list" in kind.verbs:
-        listed = {"$ref": f"#/components/schemas/{_PREFIX}{kind.kind}List"}
+        listed = {"$ref": f"#/components/schemas/{_schema(kind)}List"}
         many["get"] = _operation("list", kind.kind, {"200": listed}, selectors) | marks | {"x-kubernetes-action": "list"}
     if "create" in kind.verbs:
         made = {"200": reference, "201": reference}
@@ -168,6 +177,28 @@ def _streams() -> dict[str, Any]:
         f"{process}/stdin": {"post": _operation("stdin", "Process", {"200": {"type": "object"}}, [], piece), **both},
         f"{process}/signals": {"post": _operation("signal", "Process", {"200": {"type": "object"}}, [], asked), **both},
         f"{process}/log": {"get": _operation("log", "Process", {"200": None}, []), **both},
+    }
+
+
+def _jobs() -> dict[str, Any]:
+    """What belongs to training jobs."""
+    job = f"/apis/{GROUP}/{BETA}/namespaces/{{namespace}}/trainingjobs/{{name}}"
+    asked = [
+        _query("eventType", {"type": "string", "enum": ["Metrics", "Task"]}),
+        _query("phase", {"type": "string", "enum": ["Baseline", "Training", "Evaluation"]}),
+        _query("after"),
+        _query("limit", {"type": "integer", "minimum": 0, "maximum": 1000}),
+    ]
+    listed = {"type": "object", "required": ["items"], "properties": {"items": {"type": "array", "items": {"type": "object"}}}}
+    path = {**_NAME, "name": "path", "schema": {"type": "string"}}
+    both = {"parameters": [_PROJECT, _NAME]}
+    return {
+        f"{job}/taskevents": {"get": _operation("taskevents", "TrainingJob", {"200": listed}, asked), **both},
+        f"{job}/outputs": {"get": _operation("outputs", "TrainingJob", {"200": listed}, []), **both},
+        f"{job}/outputs/{{path}}": {
+            "get": _operation("output", "TrainingJob", {"200": None}, []),
+            "parameters": [_PROJECT, _NAME, path],
+        },
     }
 
 

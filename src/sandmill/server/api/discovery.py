@@ -8,7 +8,7 @@ import msgspec
 from starlette.responses import PlainTextResponse, Response
 
 from sandmill.server.api.context import Asked, answer
-from sandmill.server.kinds import GROUP, KINDS, VERSION, Kind
+from sandmill.server.kinds import GROUP, KINDS, VERSIONS, Kind
 from sandmill.server.versions import VERSION_NUMBER
 
 _AGGREGATED: Final = "application/json;g=apidiscovery.k8s.io;v={};as=APIGroupDiscoveryList"
@@ -41,8 +41,8 @@ async def core(asked: Asked) -> Response:
 async def groups(asked: Asked) -> Response:
     """GET /apis."""
     if (version := _wanted(asked.request.headers.get("accept", ""))) is not None:
-        served = {"version": VERSION, "freshness": "Current", "resources": [_discovered(kind) for kind in KINDS]}
-        return _aggregated(version, [{"metadata": {"name": GROUP, "creationTimestamp": None}, "versions": [served]}])
+        served = [{"version": one, "freshness": "Current", "resources": [_discovered(kind) for kind in _of(one)]} for one in VERSIONS]
+        return _aggregated(version, [{"metadata": {"name": GROUP, "creationTimestamp": None}, "versions": served}])
     return answer({"kind": "APIGroupList", "apiVersion": "v1", "groups": [_group()]})
 
 
@@ -52,9 +52,10 @@ async def group(asked: Asked) -> Response:
 
 
 async def resources(asked: Asked) -> Response:
-    """GET /apis/nodus.dev/v1."""
+    """GET /apis/nodus.dev/VERSION."""
+    served = asked.request.url.path.rstrip("/").rpartition("/")[2]
     listed: list[dict[str, Any]] = []
-    for kind in KINDS:
+    for kind in _of(served):
         listed.append(
             {
                 "name": kind.plural,
@@ -76,7 +77,7 @@ async def resources(asked: Asked) -> Response:
                     "verbs": list(verbs),
                 }
             )
-    return answer({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": f"{GROUP}/{VERSION}", "resources": listed})
+    return answer({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": f"{GROUP}/{served}", "resources": listed})
 
 
 async def whoami(asked: Asked) -> Response:
@@ -108,13 +109,17 @@ async def ready(asked: Asked) -> Response:
     return PlainTextResponse("ok" if trouble is None else trouble, 200 if trouble is None else 503)
 
 
+def _of(version: str) -> list[Kind]:
+    return [kind for kind in KINDS if kind.version == version]
+
+
 def _group() -> dict[str, Any]:
-    served = {"groupVersion": f"{GROUP}/{VERSION}", "version": VERSION}
-    return {"name": GROUP, "versions": [served], "preferredVersion": served}
+    served = [{"groupVersion": f"{GROUP}/{version}", "version": version} for version in VERSIONS]
+    return {"name": GROUP, "versions": served, "preferredVersion": served[0]}
 
 
 def _discovered(kind: Kind) -> dict[str, Any]:
-    shown = {"group": GROUP, "version": VERSION, "kind": kind.kind}
+    shown = {"group": GROUP, "version": kind.version, "kind": kind.kind}
     inner = [{"subresource": name, "responseKind": shown, "verbs": list(verbs)} for name, verbs in kind.subresources]
     return {
         "resource": kind.plural,

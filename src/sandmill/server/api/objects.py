@@ -18,7 +18,7 @@ from sandmill.server.api.tables import table, wants_table
 from sandmill.server.api.usage import summary, within
 from sandmill.server.api.watching import watch
 from sandmill.server.costs import book_version, microusd, usd
-from sandmill.server.kinds import API_VERSION, Kind
+from sandmill.server.kinds import Kind
 from sandmill.server.patching import MERGE, OPERATIONS, patched
 from sandmill.server.records import Value
 from sandmill.server.refusals import Cause, Refusal, invalid, not_found
@@ -27,6 +27,8 @@ from sandmill.server.statuses import REQUESTED
 from sandmill.server.tables import Forget
 
 START: Final = "nodus.dev/start-requested-at"
+AGAIN: Final = ("Image", "Environment")
+"""Kinds that are made again when a failed one is created again."""
 _WRITE_QUERY: Final = ("dryRun", "fieldManager", "fieldValidation", "force", "pretty")
 _LIST_QUERY: Final = (
     *("labelSelector", "fieldSelector", "limit", "continue", "resourceVersion", "resourceVersionMatch", "watch"),
@@ -96,7 +98,7 @@ async def listing(asked: Asked, kind: Kind) -> Response:
     values = [shown_value(asked, kind, value) for value in values]
     if wants_table(asked.request.headers.get("accept", "")):
         return answer(table(kind, values, meta, query.get("includeObject", "Metadata")))
-    return answer({"apiVersion": API_VERSION, "kind": f"{kind.kind}List", "metadata": meta, "items": values})
+    return answer({"apiVersion": kind.api_version, "kind": f"{kind.kind}List", "metadata": meta, "items": values})
 
 
 async def create(asked: Asked, kind: Kind) -> Response:
@@ -114,17 +116,20 @@ async def create(asked: Asked, kind: Kind) -> Response:
         name, existing = _name(asked, kind, given)
         if kind.kind == "Sandbox":
             given["spec"] = asked.on.catalog.complete(asked.project, given["spec"], existing)
+        elif kind.kind == "TrainingJob":
+            given["spec"] = asked.on.training.complete(asked.project, given["spec"], existing)
         if existing is not None:
             return await _reconnect(asked, kind, existing, given, dry)
         extra: list[Any] = []
+        maker = asked.on.maker(kind.kind)
         value = new(kind, given, asked.project, name)
         if kind.kind == "Sandbox":
             admit_sandbox(value["spec"], asked.on.boxes.rate(value["spec"]))
             asked.on.secrets.check(value["spec"], asked.project)
             if (pinned := asked.on.catalog.pin(value)) is not None:
                 value["status"]["image"] = pinned
-        elif kind.kind == "Image":
-            asked.on.images.admit(asked.project, value["spec"])
+        elif maker is not None:
+            maker.admit(asked.project, value["spec"])
         elif kind.kind == "Secret":
             value, extra = asked.on.secrets.take(value, None, asked.who.name)
         _check_quota(asked, kind)
@@ -136,13 +141,15 @@ async def create(asked: Asked, kind: Kind) -> Response:
             raise Refusal("PreconditionFailed", "the estimate that If-Match names is no longer current; ask for another with dryRun=All")
         if dry:
             return answer(_estimated(asked, kind, value), 201, {"ETag": tag})
+        if kind.kind == "TrainingJob":
+            asked.on.training.check_now(asked.project, value["spec"])
         stored = await asked.on.records.save(
             kind.kind, asked.project, value, *extra, answer=lambda made: turn.answer(201, msgspec.json.encode(made))
         )
         if kind.kind == "Sandbox" and value["spec"]["state"] == "Running":
             asked.on.boxes.soon(asked.on.boxes.start(asked.project, name))
-        elif kind.kind == "Image":
-            asked.on.images.soon(stored)
+        elif maker is not None:
+            maker.soon(stored)
         return answer(stored, 201)
 
 
@@ -182,7 +189,7 @@ async def delete_many(asked: Asked, kind: Kind) -> Response:
         if not dry:
             await _remove(asked, kind, value)
     meta = {"resourceVersion": str(asked.on.records.version)}
-    return answer({"apiVersion": API_VERSION, "kind": f"{kind.kind}List", "metadata": meta, "items": values})
+    return answer({"apiVersion": kind.api_version, "kind": f"{kind.kind}List", "metadata": meta, "items": values})
 
 
 def on(kind: Kind, handler: Callable[[Asked, Kind], Awaitable[Response]]) -> Callable[[Asked], Awaitable[Response]]:
@@ -200,9 +207,13 @@ async def _change(asked: Asked, kind: Kind, body: Any, *, dry: bool) -> Response
     extra: list[Any] = []
     values = {key: given["spec"].pop(key) for key in ("data", "stringData") if kind.kind == "Secret" and key in given["spec"]}
     value = replaced(kind, before, given)
+    if kind.kind == "Environment" and value["spec"]["version"] != before["spec"]["version"]:
+        asked.on.environments.admit(asked.project, value["spec"])
     if values:
         value = {**value, "spec": {**value["spec"], **values}}
         value, extra = asked.on.secrets.take(value, before, asked.who.name)
+    elif kind.kind == "TrainingJob":
+        asked.on.training.check_change(before, value)
     if kind.kind == "Sandbox" and "deletionTimestamp" in before["metadata"]:
         raise Refusal("SandboxNotRunning", f"sandbox {asked.name!r} is being deleted", kind=kind.plural, name=asked.name)
     if dry or (value == before and not extra):
@@ -214,6 +225,11 @@ async def _change(asked: Asked, kind: Kind, body: Any, *, dry: bool) -> Response
     stored = await asked.on.records.save(kind.kind, asked.project, value, *extra)
     if kind.kind == "Sandbox":
         stored = _act(asked, before, stored)
+    elif kind.kind == "Environment" and stored["status"]["phase"] == "Pending":
+        asked.on.environments.soon(stored)
+    elif kind.kind == "TrainingJob":
+        await asked.on.training.changed(before, stored)
+        stored = find(asked, kind)
     elif kind.kind == "Process" and value["spec"].get("state") == "Cancelled":
         await asked.on.commands.cancel(value)
         stored = find(asked, kind)
@@ -262,9 +278,9 @@ async def _reconnect(asked: Asked, kind: Kind, existing: Value, given: Value, dr
             existing = await asked.on.records.save(kind.kind, asked.project, waking)
         if existing["status"]["phase"] != "Failed":
             asked.on.boxes.soon(asked.on.boxes.start(asked.project, name))
-    elif kind.kind == "Image" and existing["status"]["phase"] == "Failed" and not dry:
+    elif kind.kind in AGAIN and (maker := asked.on.maker(kind.kind)) is not None and existing["status"]["phase"] == "Failed" and not dry:
         existing = await asked.on.records.save(kind.kind, asked.project, {**existing, "status": {"phase": "Pending"}})
-        asked.on.images.soon(existing)
+        maker.soon(existing)
     return answer(shown_value(asked, kind, existing))
 
 
@@ -287,6 +303,8 @@ def _check_quota(asked: Asked, kind: Kind) -> None:
 
 def _estimated(asked: Asked, kind: Kind, value: Value) -> Value:
     """The object with `status.estimate`: the hourly rate is certain, the total is the most it can come to."""
+    if kind.kind == "TrainingJob":
+        return {**value, "status": {**value["status"], "estimate": asked.on.training.estimate(asked.project, value["spec"])}}
     if kind.kind != "Sandbox":
         return value
     rate = asked.on.boxes.rate(value["spec"])
@@ -337,8 +355,8 @@ async def _remove(asked: Asked, kind: Kind, value: Value) -> None:
         return
     if (done := asked.on.records.remove(kind.kind, meta["namespace"], meta["name"], Forget(meta["uid"]))) is not None:
         await asked.on.records.store.durable(done)
-        if kind.kind == "Image":
-            await asked.on.images.forget(meta["uid"])
+        if (maker := asked.on.maker(kind.kind)) is not None:
+            await maker.forget(value)
 
 
 def _dry(query: Any) -> bool:

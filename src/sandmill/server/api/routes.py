@@ -11,10 +11,23 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
-from sandmill.server.api import attaching, branching, describing, discovery, files, kept, layers, nodes, objects, processes, uploading
+from sandmill.server.api import (
+    attaching,
+    branching,
+    describing,
+    discovery,
+    files,
+    kept,
+    layers,
+    nodes,
+    objects,
+    processes,
+    training,
+    uploading,
+)
 from sandmill.server.api.context import Context, Handler, endpoint, refused
 from sandmill.server.keys import HEAD, NODE
-from sandmill.server.kinds import GROUP, KINDS, VERSION, Kind
+from sandmill.server.kinds import BETA, GROUP, KINDS, VERSION, VERSIONS, Kind
 from sandmill.server.refusals import Refusal
 
 _ROOT = f"/apis/{GROUP}/{VERSION}"
@@ -30,6 +43,7 @@ def application(on: Context) -> Starlette:
     for kind in KINDS:
         routes.extend(_of_kind(on, kind))
     box, process = f"{_PROJECT}/sandboxes/{{name}}", f"{_PROJECT}/processes/{{name}}"
+    job = f"/apis/{GROUP}/{BETA}/namespaces/{{project}}/trainingjobs/{{name}}"
     routes += [
         _methods(on, f"{box}/processes", {"POST": processes.create, "DELETE": processes.kill}),
         _methods(on, f"{box}/files", {"GET": files.get, "PUT": files.put, "DELETE": files.delete}),
@@ -47,6 +61,9 @@ def application(on: Context) -> Starlette:
         _methods(on, f"{_BLOBS}/uploads", {"POST": uploading.announce}),
         Route(f"{_BLOBS}/blobs/{{digest}}", _take(on), methods=["PUT"]),
         _methods(on, f"{_BLOBS}/blobs/{{digest}}", {"GET": uploading.give}),
+        _methods(on, f"{job}/taskevents", {"GET": training.taskevents}),
+        _methods(on, f"{job}/outputs", {"GET": training.outputs}),
+        _methods(on, f"{job}/outputs/{{path:path}}", {"GET": training.output}),
         Route(f"{box}/kept", endpoint(on, kept.get, roles=(HEAD,)), methods=["GET"]),
         Route(f"{box}/kept", endpoint(on, kept.put, roles=(HEAD,)), methods=["PUT"]),
         Route(f"{_ROOT}/nodes/{{name}}/beats", endpoint(on, nodes.beat, roles=(NODE,), writes=False), methods=["POST"]),
@@ -62,12 +79,12 @@ def _plain() -> list[tuple[str, Handler]]:
         ("/api", discovery.core),
         ("/apis", discovery.groups),
         (f"/apis/{GROUP}", discovery.group),
-        (_ROOT, discovery.resources),
+        *((f"/apis/{GROUP}/{version}", discovery.resources) for version in VERSIONS),
         ("/auth/whoami", discovery.whoami),
         ("/version", discovery.version),
         ("/readyz", discovery.ready),
         ("/openapi/v3", describing.index),
-        (f"/openapi/v3/apis/{GROUP}/{VERSION}", describing.document),
+        *((f"/openapi/v3/apis/{GROUP}/{version}", describing.document) for version in VERSIONS),
     ]
 
 
@@ -79,7 +96,8 @@ def _of_kind(on: Context, kind: Kind) -> list[Route]:
         "delete": ("DELETE", objects.delete),
     }
     many = {"list": ("GET", objects.listing), "create": ("POST", objects.create), "deletecollection": ("DELETE", objects.delete_many)}
-    base = f"{_PROJECT if kind.namespaced else _ROOT}/{kind.plural}"
+    root = f"/apis/{kind.api_version}"
+    base = f"{root}/namespaces/{{project}}/{kind.plural}" if kind.namespaced else f"{root}/{kind.plural}"
     on_many = {method: objects.on(kind, handler) for verb, (method, handler) in many.items() if verb in kind.verbs}
     on_one = {method: objects.on(kind, handler) for verb, (method, handler) in whole.items() if verb in kind.verbs}
     if kind.kind == "Process":
@@ -91,7 +109,7 @@ def _of_kind(on: Context, kind: Kind) -> list[Route]:
         on_many, on_one = ({method: nodes.unbound(handler) for method, handler in part.items()} for part in (on_many, on_one))
     routes = [_methods(on, base, on_many), _methods(on, f"{base}/{{name}}", on_one)]
     if kind.namespaced:
-        routes.append(_methods(on, f"{_ROOT}/{kind.plural}", {"GET": objects.on(kind, objects.listing)}))
+        routes.append(_methods(on, f"{root}/{kind.plural}", {"GET": objects.on(kind, objects.listing)}))
     return routes
 
 

@@ -12,7 +12,7 @@ from starlette.responses import Response, StreamingResponse
 from sandmill.server.api.context import Asked
 from sandmill.server.api.selecting import Selection
 from sandmill.server.api.tables import table, wants_table
-from sandmill.server.kinds import API_VERSION, Kind
+from sandmill.server.kinds import Kind
 from sandmill.server.records import Seen, Value, Watch
 from sandmill.server.refusals import Refusal
 from sandmill.server.schema import shown
@@ -70,7 +70,11 @@ async def _lines(
                 return
             if seen is None:
                 if marks and not as_table:
-                    mark = {"apiVersion": API_VERSION, "kind": kind.kind, "metadata": {"resourceVersion": str(asked.on.records.published)}}
+                    mark = {
+                        "apiVersion": kind.api_version,
+                        "kind": kind.kind,
+                        "metadata": {"resourceVersion": str(asked.on.records.published)},
+                    }
                     yield msgspec.json.encode({"type": "BOOKMARK", "object": mark}) + b"\n"
                 continue
             if (event := _event(seen, chosen)) is not None and asked.may_see(seen.value):
