@@ -287,7 +287,7 @@ class _Attempt:
     def _could_not_start(self, script: str, error: ExecFailed) -> Reaction:
         """A live sandbox in which a command cannot be started is the agent's doing (its processes fill the limit, it locked its own folder,
         its script is too long): a failed command, or an agent could take its bad episodes out of training."""
-        reason = f"the command could not be started: {error.strerror or error}"
+        reason = str(error.strerror or error)
         self.commands.append(Command(script=script, exit_code=_CANNOT_START, output=reason))
         return Reaction(text=reason, ok=False)
 

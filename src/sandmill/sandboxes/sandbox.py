@@ -17,7 +17,7 @@ from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
-from sandmill.errors import SandboxCreateFailed, SandboxGone
+from sandmill.errors import ConfigError, SandboxCreateFailed, SandboxError, SandboxGone
 from sandmill.sandboxes.backends.choice import choose, load
 from sandmill.sandboxes.backends.native import wire
 from sandmill.sandboxes.backends.native.agent import Agent
@@ -37,7 +37,7 @@ from sandmill.sandboxes.lifetime import Lifetime
 from sandmill.sandboxes.preserving import Preserving
 from sandmill.sandboxes.process import Capture, Completed, Process, Stdin, exec_failed
 from sandmill.sandboxes.registry import SandboxRecord
-from sandmill.sandboxes.spec import Continuity, Egress, SandboxSpec
+from sandmill.sandboxes.spec import Continuity, Egress, SandboxSpec, check_names, seconds
 
 DEFAULT_MAX_OUTPUT: Final = 1 << 20
 """Bytes of output kept per stream."""
@@ -85,7 +85,7 @@ class Sandbox(Filing, Preserving):
         continuity: str = Continuity.EPHEMERAL,
         name: str | None = None,
         labels: Mapping[str, str] | None = None,
-        files: Mapping[str, bytes] | None = None,
+        files: Mapping[str, bytes | str] | None = None,
         backend: str | None = None,
         server: str | None = None,
     ) -> Sandbox:
@@ -123,7 +123,7 @@ class Sandbox(Filing, Preserving):
         cls: type[Sandbox],  # noqa: N805 - a class comes first here
         spec: SandboxSpec,
         *,
-        files: Mapping[str, bytes] | None = None,
+        files: Mapping[str, bytes | str] | None = None,
         name: str | None = None,
         labels: Mapping[str, str] | None = None,
         server: str | None = None,
@@ -164,23 +164,30 @@ class Sandbox(Filing, Preserving):
         env: Mapping[str, str] | None = None,
         workdir: str | None = None,
         user: str = "user",
-        timeout: float | None = None,
+        timeout: float | str | None = None,
         stdin: bytes | str | Stdin | None = None,
         text: bool = True,
         tty: bool = False,
         max_output: int = DEFAULT_MAX_OUTPUT,
     ) -> Process:
-        """Starts a command and returns while it runs. Raises ExecFailed (nothing ran), SandboxGone.
+        """Starts a command and returns while it runs. Raises ExecFailed (nothing ran), ConfigError, SandboxGone.
 
         `stdin`: None (closed), bytes or text to feed, or PIPE. `tty`: on a pseudo-terminal, whose one stream is `stdout`. After
-        `timeout` seconds its whole process tree is killed. `max_output`: bytes per stream that wait unread at most (process.py).
+        `timeout` (seconds, or "5m") its whole process tree is killed. `max_output`: bytes per stream that wait unread at most (process.py).
         """
-        agent = await self._startable()
+        timeout_s, agent = seconds(timeout), await self._startable()
         feed = None if stdin is None or isinstance(stdin, Stdin) else wire.encode(stdin)
         ours, theirs = await self._terminal(user) if tty else pipes(with_stdin=stdin is not None)
-        process = Process(agent, ours[1], ours[2], ours[0], text=text, max_output=max_output, timeout_s=timeout)
-        message = self._commands.message(wire.EXEC_TTY if tty else 0, process.id, argv, env, workdir, user, fds=theirs)
+        process = Process(agent, ours[1], ours[2], ours[0], text=text, max_output=max_output, timeout_s=timeout_s)
+        try:
+            message = self._commands.message(wire.EXEC_TTY if tty else 0, process.id, argv, env, workdir, user, fds=theirs)
+        except (SandboxError, ConfigError) as error:
+            process.refuse(error)
+            for fd in set(theirs) - {-1}:
+                os.close(fd)
+            raise
         agent.send(message, close=tuple(set(theirs)))
+        process.program = argv[0]
         self.lifetime.enter()
         process.on_exit(self.lifetime.leave)
         await process.begin()
@@ -195,23 +202,28 @@ class Sandbox(Filing, Preserving):
         env: Mapping[str, str] | None = None,
         workdir: str | None = None,
         user: str = "user",
-        timeout: float | None = None,
-        stdin: bytes = b"",
+        timeout: float | str | None = None,
+        stdin: bytes | str = b"",
         max_output: int = DEFAULT_MAX_OUTPUT,
         merge_stderr: bool = False,
     ) -> Completed:
         """Runs a command to its end. At most `max_output` bytes of each stream are kept (at the source); the rest is dropped with a flag.
 
-        After `timeout` seconds the command's whole process tree is killed and what it wrote is returned. Raises ExecFailed
-        (nothing ran), SandboxGone.
+        After `timeout` (seconds, or "5m") the command's whole process tree is killed and what it wrote is returned. Raises
+        ExecFailed (nothing ran), ConfigError, SandboxGone.
         """
-        agent, loop = await self._startable(), asyncio.get_running_loop()
+        timeout_s, agent, loop = seconds(timeout), await self._startable(), asyncio.get_running_loop()
         capture = self._capture(loop.create_future(), max_output)
         id = agent.listen(capture)
         flags = wire.EXEC_CAPTURE | (wire.EXEC_MERGE if merge_stderr else 0)
-        agent.send(self._commands.message(flags, id, argv, env, workdir, user, stdin=stdin, max_output=max_output))
+        try:
+            message = self._commands.message(flags, id, argv, env, workdir, user, stdin=wire.encode(stdin), max_output=max_output)
+        except (SandboxError, ConfigError):
+            agent.forget(id)
+            raise
+        agent.send(message)
         self.lifetime.enter()
-        deadline = None if timeout is None else loop.call_later(timeout, self._expire, id, capture)
+        deadline = None if timeout_s is None else loop.call_later(timeout_s, self._expire, id, capture)
         try:
             reply = await asyncio.shield(capture.future)
         except asyncio.CancelledError:
@@ -222,7 +234,7 @@ class Sandbox(Filing, Preserving):
                 deadline.cancel()
             self.lifetime.leave()
         if reply.flags & wire.NOT_STARTED:
-            raise exec_failed(reply.status)
+            raise exec_failed(reply.status, argv[0])
         return capture.completed(reply, self.lifetime.stopping)
 
     @dual
@@ -409,12 +421,13 @@ class Sandbox(Filing, Preserving):
 async def _create(
     cls: type[Sandbox],
     spec: SandboxSpec,
-    files: Mapping[str, bytes] | None,
+    files: Mapping[str, bytes | str] | None,
     name: str | None,
     labels: Mapping[str, str] | None,
     server: str | None = None,
     outside: Outside | None = None,
 ) -> Sandbox:
+    check_names(name, labels)
     chosen, url = choose(spec.backend, server)
     if chosen is BackendName.SERVER:
         from sandmill.sandboxes.backends.remote.sandbox import create_remote
