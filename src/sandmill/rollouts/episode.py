@@ -282,6 +282,9 @@ class _Attempt:
         if done.timed_out:
             output += f"\n[stopped after {limits.command_timeout_s:g} s]"
         self.commands.append(Command(script=script, exit_code=None if done.timed_out else done.exit_code, output=output))
+        if done.gone is not None:  # its time or money ran out under the command; asking the model on would be for nothing
+            with _boundary(Boundary.EXEC):
+                raise SandboxGone(sandbox.name, done.gone)
         return Reaction(text=output, ok=done.exit_code == 0 and not done.timed_out)
 
     def _could_not_start(self, script: str, error: ExecFailed) -> Reaction:
