@@ -54,7 +54,8 @@ def test_the_entry_point_of_the_package_is_the_same_command(sandmill):
 def test_no_command_shows_the_help(sandmill):
     done = sandmill()
     assert done.returncode == 2
-    assert b"Usage: sandmill" in done.stdout + done.stderr
+    assert done.stderr == sandmill("--help").stdout
+    assert done.stdout == b""
 
 
 @pytest.mark.parametrize(
@@ -168,3 +169,34 @@ def test_a_reader_that_goes_away_is_no_traceback(sandmill):
 def test_resume_without_a_run_says_so(sandmill):
     (sandmill.folder / "demo.yaml").write_text(GOOD)
     assert "there is no run of demo.yaml under runs/ to resume" in sentence(sandmill("train", "demo.yaml", "--resume"), 2)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "env init made",
+        "env rm python/never",
+        "env prune",
+        "image prune",
+        "image rm nothing",
+        "key rm nobody",
+        "sandbox stop nothing",
+        "key ls",
+    ],
+)
+def test_every_command_that_tells_something_tells_it_as_json(sandmill, words):
+    sandmill.env["SANDMILL_STATE"] = str(sandmill.folder / "state")
+    done = sandmill(*words.split(), "--json")
+    (line,) = done.stdout.decode().splitlines()
+    told = json.loads(line)
+    assert done.returncode == (told["exit_code"] if isinstance(told, dict) and "exit_code" in told else 0)
+
+
+def test_an_interrupt_while_modules_are_imported_is_no_traceback(sandmill):
+    """As soon as there is anything of ours, Ctrl-C ends the process as it ends any other program."""
+    code = "import os, signal\nfrom sandmill.cli import main\nimport sys\nclass Slow:\n    def find_spec(self, name, *rest):\n"
+    code += (
+        "        if name == 'sandmill.cli.app':\n            os.kill(os.getpid(), signal.SIGINT)\nsys.meta_path.insert(0, Slow())\nmain()\n"
+    )
+    done = sandmill.python("-c", code, "--help")
+    assert (done.returncode, done.stdout, done.stderr) == (-2, b"", b"")

@@ -71,6 +71,17 @@ def test_a_built_in_environment_is_shown_and_run(sandmill):
     assert done["verdict"]["reward"] == 0.0
 
 
+def test_the_built_in_environment_passes_its_own_check(sandmill):
+    """Its answers count only with commands behind them, so the check works in a sandbox before it answers."""
+    families = "families=[read, write, fix]"
+    checked = sandmill("env", "check", "shell@1.0.0", "--tasks", "3", "-k", "1", "--json", "-o", families)
+    assert json.loads(checked.stdout) == {"tasks": 6, "unanswered": 0, "findings": []}
+    assert checked.returncode == 0
+    for task in ("shell-train-00000", "shell-train-00001", "shell-train-00002"):
+        own = sandmill("env", "run", "shell@1.0.0", "--task", task, "--expected", "--json", "-o", families)
+        assert json.loads(own.stdout)["verdict"]["passed"], own.stdout
+
+
 def test_a_name_means_one_content_for_ever(sandmill):
     sandmill("env", "init", "sums")
     added = sandmill("env", "add", "python/sums", "--as", "my-sums@1.0.0", "--json")

@@ -79,3 +79,12 @@ def test_json_mode_also_tells_the_reader_of_stdout(capsys):
     report_failure(errors.NonFinite("loss"), debug=False, as_json=True)
     told = json.loads(capsys.readouterr().out)
     assert told == {"event": "failed", "exit_code": 5, "error": "NonFinite", "sentence": str(errors.NonFinite("loss"))}
+
+
+def test_a_place_that_may_not_be_written_is_named_with_the_way_out(monkeypatch, tmp_path):
+    monkeypatch.setenv("SANDMILL_STATE", str(tmp_path / "state"))
+    said = sentence_of(PermissionError(errno.EACCES, "x", str(tmp_path / "state/images")))
+    assert said == f"{tmp_path}/state/images cannot be used: Permission denied; set SANDMILL_STATE to a folder that you may write to"
+    said = sentence_of(OSError(errno.EROFS, "x", "runs"))
+    assert said == "runs cannot be used: Read-only file system; run where you may write, or name another place"
+    assert str(tmp_path / "state") in sentence_of(OSError(errno.ENOSPC, "x"))

@@ -226,3 +226,22 @@ def test_a_killed_shell_gives_the_terminal_back(terminal):
     terminal.process.send_signal(signal.SIGTERM)
     assert terminal.process.wait(DEADLINE_S) == 143
     assert termios.tcgetattr(terminal.theirs) == terminal.before
+
+
+def test_a_command_and_its_end_as_json(sandmill):
+    done = sandmill("sandbox", "run", "--json", "--", "sh", "-c", r"printf 'a\377'; echo b >&2; exit 7")
+    told = json.loads(done.stdout)
+    assert (done.returncode, done.stderr, told["exit_code"], told["signal"], told["timed_out"]) == (7, b"", 7, None, False)
+    assert told["stdout"].encode("utf-8", "surrogateescape") == b"a\xff"
+    assert told["stderr"] == "b\n"
+    late = sandmill("sandbox", "run", "--json", "--timeout", "300ms", "--", "sleep", "60")
+    assert (late.returncode, json.loads(late.stdout)["exit_code"], json.loads(late.stdout)["timed_out"]) == (124, 124, True)
+
+
+def test_a_server_that_is_not_there_is_named_with_the_way_out(sandmill):
+    sandmill.env |= {"SANDMILL_API_URL": "http://127.0.0.1:1", "SANDMILL_API_KEY": "x"}
+    done = sandmill("sandbox", "run", "--", "true")
+    assert done.returncode == 4
+    assert done.stderr.startswith(b"error: the server http://127.0.0.1:1 cannot be reached: ")
+    assert b"`sandmill serve`" in done.stderr
+    assert b"unset SANDMILL_API_URL" in done.stderr

@@ -140,6 +140,8 @@ def test_ctrl_c_twice_stops_at_once_and_loses_nothing_that_was_saved(ready):
     [
         ("spec.environment.name=shel@1.0.0", 3, "shell@1.0.0"),
         ("spec.model.uri=no/such/folder", 3, "no/such/folder"),
+        ("spec.model.uri=sandmill/tiny-shel", 3, "did you mean sandmill/tiny-shell?"),
+        ("spec.environment.trainTasks=10000000", 2, "at most 100,000 tasks of a split, not 10,000,000"),
         ("spec.evaluation.splits=[heldut]", 2, "--set spec.evaluation.splits=[heldut]: spec.evaluation.splits: shell@1.0.0 has no split"),
     ],
 )
@@ -160,4 +162,7 @@ def test_preview_starts_nothing_and_says_what_would_be(ready):
     told = json.loads(ready("train", "tiny.yaml", "--preview", "--json").stdout)
     assert told["evaluation_episodes"] == 16 * (2 + 1) * 2
     assert told["estimate"] is None
+    assert told["notes"] == []
+    (note,) = json.loads(ready("train", "tiny.yaml", "--preview", "--json", "--set", "spec.warmStart.steps=0").stdout)["notes"]
+    assert note.startswith("sandmill/tiny-shell starts untrained and spec.warmStart.steps is 0")
     assert not (ready.folder / "runs").exists()

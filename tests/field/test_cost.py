@@ -10,12 +10,14 @@ from sandmill.store import RunFolder, Stream
 PRICED = TokenPrices(input=3_000_000, output=15_000_000, cache_read=300_000, cache_write=3_750_000)
 
 
+@pytest.mark.case(69)
 def test_optio_456_all_four_usage_counters_are_billed():
     book = PriceBook(tokens={"judge": PRICED})
     usage = Usage(input=100, output=10, cache_read=1_000_000, cache_write=10_000)
     assert book.token_cost("judge", usage) == 300 + 150 + 300_000 + 37_500
 
 
+@pytest.mark.case(69)
 def test_software_agent_sdk_4382_unknown_model_or_bucket_costs_unknown_not_zero():
     book = PriceBook(tokens={"judge": PRICED})
     assert book.token_cost("not-in-the-table", Usage(input=1)) is None
@@ -32,6 +34,7 @@ def row(attempt, outcome, cost):
     return LedgerRow(run="r", activity=Activity.EPISODE, step=0, attempt=attempt, outcome=outcome, machine_s=1.0, cost_microusd=cost)
 
 
+@pytest.mark.case(70)
 def test_cc_plugin_eval_330_an_attempt_that_fails_after_it_was_billed_is_on_the_books(tmp_path):
     prices = RunPrices(machine_microusd_per_hour=3_600_000, sandbox_microusd_per_hour=0)
 
@@ -48,6 +51,7 @@ def test_cc_plugin_eval_330_an_attempt_that_fails_after_it_was_billed_is_on_the_
     assert spend(rows).microusd == 2000
 
 
+@pytest.mark.case(70)
 def test_microsoft_agentic_harness_267_the_total_is_the_sum_of_every_attempt(tmp_path):
     with new_run(tmp_path / "run") as folder:
         for number, outcome in enumerate(("infrastructure-failure", "infrastructure-failure", "graded")):

@@ -107,6 +107,7 @@ def grade_alone(environment, answers, timeout_s=2.0):
     return on_loop(main())
 
 
+@pytest.mark.case(40)
 def test_stella_3264_a_grader_that_runs_out_of_time_is_ungraded_and_not_zero(tmp_path):
     (verdict,) = grade_alone(own(tmp_path, "await asyncio.sleep(3600)"), ["4"], timeout_s=0.5)
     assert isinstance(verdict, InfrastructureFailure)
@@ -114,6 +115,7 @@ def test_stella_3264_a_grader_that_runs_out_of_time_is_ungraded_and_not_zero(tmp
     assert reward_of(verdict) is None
 
 
+@pytest.mark.case(40)
 @pytest.mark.parametrize("limit", list(Limit))
 def test_marin_8947_an_agent_that_ran_out_is_graded_on_what_it_left(limit):
     environment = shell("write")
@@ -122,6 +124,7 @@ def test_marin_8947_an_agent_that_ran_out_is_graded_on_what_it_left(limit):
     assert verdict == AgentLimited(limit=limit, reward=1.1, passed=True, parts={"solved": 1.0, "worked": 0.1})
 
 
+@pytest.mark.case(41)
 def test_verl_5635_a_grader_with_a_signal_timeout_works_although_episodes_run_off_the_main_thread(tmp_path):
     environment = own(
         tmp_path,
@@ -148,6 +151,7 @@ def test_verl_5635_a_grader_with_a_signal_timeout_works_although_episodes_run_of
     assert grade_alone(environment, ["slow", "4"], timeout_s=10.0) == [Graded(reward=0.0, passed=False), Graded(reward=1.0, passed=True)]
 
 
+@pytest.mark.case(41)
 def test_trl_5281_every_answer_scored_zero_raises_an_alarm():
     health = GraderHealth()
     for _ in range(ALL_ZERO_AFTER):
@@ -155,6 +159,7 @@ def test_trl_5281_every_answer_scored_zero_raises_an_alarm():
     assert "rewards so far are exactly 0" in health.alarm()
 
 
+@pytest.mark.case(42)
 def test_areal_1426_pathological_answers_do_not_pin_the_graders(tmp_path):
     """More hanging answers than there are graders, then sound ones: all of those are graded, and the processes are gone."""
     environment = own(
@@ -180,6 +185,7 @@ def test_areal_1426_pathological_answers_do_not_pin_the_graders(tmp_path):
     assert not any(os.path.exists(f"/proc/{int(verdict.parts['pid'])}") for verdict in verdicts[3:])
 
 
+@pytest.mark.case(43)
 def test_pier_51_a_score_file_that_the_agent_writes_is_not_believed():
     environment = shell("write")
     task = environment.splits["train"][0]
@@ -189,6 +195,7 @@ def test_pier_51_a_score_file_that_the_agent_writes_is_not_believed():
     assert not verdict.passed
 
 
+@pytest.mark.case(43)
 def test_verifiers_2152_a_background_writer_is_dead_before_the_files_are_read(tmp_path):
     """The agent leaves a process that would put the right thing into the file while its turn is long over."""
     environment = own(
@@ -226,6 +233,7 @@ CHEATS = {
 }
 
 
+@pytest.mark.case(44)
 @pytest.mark.parametrize("cheat", CHEATS)
 def test_codewars_321_a_script_that_ends_well_without_doing_the_work_does_not_pass(cheat):
     environment = shell("fix")
@@ -237,6 +245,7 @@ def test_codewars_321_a_script_that_ends_well_without_doing_the_work_does_not_pa
     assert verdict == Graded(reward=0.1, passed=False, parts={"solved": 0.0, "worked": 0.1})
 
 
+@pytest.mark.case(44)
 def test_codewars_321_the_mended_script_does_pass():
     environment = shell("fix")
     for task in environment.splits["train"][:3]:
@@ -244,6 +253,7 @@ def test_codewars_321_the_mended_script_does_pass():
         assert verdict == Graded(reward=1.1, passed=True, parts={"solved": 1.0, "worked": 0.1})
 
 
+@pytest.mark.case(47)
 @pytest.mark.parametrize(
     "content", [b"a\r\nb\r\n", b"no newline at the end", b"\xff\xfe\x00\x80", b"\n\n", b"--- a\r\n+++ b\n\\ No newline"]
 )
@@ -260,6 +270,7 @@ def test_mini_swe_agent_410_resulting_files_are_the_same_bytes_end_to_end(tmp_pa
         on_loop(closed())
 
 
+@pytest.mark.case(48)
 def test_mini_swe_agent_938_noise_around_a_submission_does_not_lose_it():
     """The submission is a file or the final answer, never a line of output: printing before and after changes nothing."""
     environment = shell("write")
@@ -268,6 +279,7 @@ def test_mini_swe_agent_938_noise_around_a_submission_does_not_lose_it():
     assert play(environment, task, noisy) == Graded(reward=1.1, passed=True, parts={"solved": 1.0, "worked": 0.1})
 
 
+@pytest.mark.case(49)
 def test_tinker_cookbook_688_a_grader_that_is_never_called_is_an_error():
     health = GraderHealth()
     for _ in range(NEVER_CALLED_AFTER):
@@ -276,6 +288,7 @@ def test_tinker_cookbook_688_a_grader_that_is_never_called_is_an_error():
     assert "the grader was never called" in health.broken()
 
 
+@pytest.mark.case(49)
 def test_tinker_cookbook_688_an_episode_without_an_answer_reaches_the_grader():
     environment = shell("read")
     health = GraderHealth()
@@ -287,6 +300,7 @@ def test_tinker_cookbook_688_an_episode_without_an_answer_reaches_the_grader():
     assert health.calls == 1
 
 
+@pytest.mark.case(51)
 @pytest.mark.parametrize("field", ["prompt", "id", "identity"])
 def test_rllm_2_a_missing_field_of_any_split_is_named_at_load(field):
     good = Task(id="a", prompt="?", identity="a")
@@ -297,6 +311,7 @@ def test_rllm_2_a_missing_field_of_any_split_is_named_at_load(field):
         check_splits({"train": [good], "heldout": [], "validation": [Task(id="c", prompt="?", identity="c"), bad]}, "e@1.0.0")
 
 
+@pytest.mark.case(51)
 def test_verl_758_a_row_that_is_no_task_is_named_at_load():
     with pytest.raises(ConfigError, match="split heldout, task 0: expected a Task, found dict"):
         check_splits({"train": [], "heldout": [{"question": "?"}]}, "e@1.0.0")

@@ -18,6 +18,7 @@ from sandmill.sandboxes.images.image import Image
 from sandmill.sandboxes.images.store import LayerRecord
 
 
+@pytest.mark.case(23)
 @pytest.mark.parametrize("name", ["../escaped-case", "/etc/x", "..", "row\n003", "-rf"])
 def test_benchflow_361_a_name_never_becomes_a_path(tmp_path: Path, name: str) -> None:
     place = Store(tmp_path / "state" / "images")
@@ -29,6 +30,7 @@ def test_benchflow_361_a_name_never_becomes_a_path(tmp_path: Path, name: str) ->
     assert [path.name for path in (tmp_path / "state").iterdir()] == ["images"]
 
 
+@pytest.mark.case(23)
 def test_coder_eval_159_names_with_slashes_map_one_to_one(tmp_path: Path) -> None:
     place = Store(tmp_path)
     names = ["suite/row_003", "suite_row/003", "suite_/row003", "suite/_row003", "suite_srow", "suite/row"]
@@ -38,6 +40,7 @@ def test_coder_eval_159_names_with_slashes_map_one_to_one(tmp_path: Path) -> Non
     assert sorted(place.names()) == sorted(names)
 
 
+@pytest.mark.case(18)
 def test_trajectoryrl_203_a_killed_owner_leaves_no_layer_behind(tmp_path: Path) -> None:
     code = (
         "import time\nfrom sandmill.sandboxes import Sandbox\n"
@@ -61,6 +64,7 @@ def test_trajectoryrl_203_a_killed_owner_leaves_no_layer_behind(tmp_path: Path) 
     assert not list((tmp_path / "owners").iterdir())
 
 
+@pytest.mark.case(18)
 def test_trajectoryrl_203_a_full_store_is_an_error_of_its_own_and_the_sandbox_lives_on(tmp_path: Path) -> None:
     place = Store(tmp_path, limit_bytes=1 << 20)
     with place.draft() as draft, pytest.raises(ImageError, match="leaves no room"):
@@ -77,6 +81,7 @@ def test_trajectoryrl_203_a_full_store_is_an_error_of_its_own_and_the_sandbox_li
         assert box.run("echo", "alive").stdout == b"alive\n"
 
 
+@pytest.mark.case(25)
 def test_cycls_36_a_root_that_cannot_be_made_is_no_command_output(tmp_path: Path) -> None:
     with Sandbox.create() as box:
         box.run("sh", "-c", "rmdir /workspace; touch /workspace", user="root")
@@ -87,6 +92,7 @@ def test_cycls_36_a_root_that_cannot_be_made_is_no_command_output(tmp_path: Path
     store().remove(image.digest)
 
 
+@pytest.mark.case(43)
 def test_pier_51_a_background_writer_does_not_live_on_in_the_copy_that_is_graded(tmp_path: Path) -> None:
     with Sandbox.create() as box:
         box.exec("sh", "-c", "while :; do echo 1 > reward.txt; sleep 0.01; done")

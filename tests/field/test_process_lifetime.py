@@ -31,6 +31,7 @@ def processes(box: Sandbox) -> list[str]:
     return [line for line in lines if line.split()[0] not in ("sandmill", "ps")]
 
 
+@pytest.mark.case(13)
 def test_inspect_ai_1357_openclaw_110735_the_loop_inside_dies_with_its_timeout(box: Sandbox) -> None:
     done = box.run("sh", "-c", "while :; do :; done", timeout=0.3)
     assert done.timed_out
@@ -48,6 +49,7 @@ ESCAPES = {
 }
 
 
+@pytest.mark.case(14)
 @pytest.mark.parametrize("escape", ESCAPES)
 def test_e2b_1031_e2b_500_the_whole_tree_dies_within_100_ms(box: Sandbox, escape: str) -> None:
     began = time.monotonic()
@@ -58,6 +60,7 @@ def test_e2b_1031_e2b_500_the_whole_tree_dies_within_100_ms(box: Sandbox, escape
     assert time.monotonic() - began < 5
 
 
+@pytest.mark.case(14)
 def test_e2b_1031_the_port_is_free_again_and_other_commands_live_on(box: Sandbox) -> None:
     server = "import socket, time; s = socket.socket(); s.bind(('127.0.0.1', 8099)); s.listen(); print('up', flush=True); time.sleep(60)"
     bystander = box.exec("sleep", "60")
@@ -73,6 +76,7 @@ def test_e2b_1031_the_port_is_free_again_and_other_commands_live_on(box: Sandbox
     assert processes(box) == ["sleep 59"]
 
 
+@pytest.mark.case(15)
 def test_inspect_k8s_sandbox_251_software_agent_sdk_3042_microsandbox_1201_no_zombies_pile_up(box: Sandbox) -> None:
     for _ in range(40):
         box.run("sh", "-c", "for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15; do sh -c 'sleep 0.01 &' > /dev/null 2>&1; done")
@@ -82,6 +86,7 @@ def test_inspect_k8s_sandbox_251_software_agent_sdk_3042_microsandbox_1201_no_zo
     assert len(states) <= 4  # init, the supervisor of ps, ps
 
 
+@pytest.mark.case(16)
 def test_mini_swe_agent_803_a_dead_sandbox_is_its_own_kind_of_failure() -> None:
     with Sandbox.create(timeout=0.3, memory="64Mi", disk="8Mi") as box:
         done = box.run("bash", "-c", "echo kept; sleep 60")
@@ -93,6 +98,7 @@ def test_mini_swe_agent_803_a_dead_sandbox_is_its_own_kind_of_failure() -> None:
             box.read("anything")
 
 
+@pytest.mark.case(17)
 def test_mini_swe_agent_797_terminated_means_absent() -> None:
     before = cgroups()
     box = Sandbox.create(name="swept", labels={"run": "r1"}, memory="64Mi", disk="8Mi")
@@ -114,6 +120,7 @@ def cgroups() -> set[Path]:
     return {Path(folder) for folder, _, _ in os.walk("/sys/fs/cgroup") if f"/sandmill-{os.getpid()}-" in folder}
 
 
+@pytest.mark.case(18)
 def test_trajectoryrl_203_a_full_disk_is_a_failure_of_its_own_and_the_sandbox_lives_on() -> None:
     with Sandbox.create(memory="256Mi", disk="4Mi") as box:
         with pytest.raises(SandboxFileError) as full:
@@ -127,6 +134,7 @@ def test_trajectoryrl_203_a_full_disk_is_a_failure_of_its_own_and_the_sandbox_li
     assert not [record for record in list_sandboxes() if record.name == "never-born"]
 
 
+@pytest.mark.case(18)
 def test_trajectoryrl_203_sigkill_of_the_owner_leaves_nothing(tmp_path: Path) -> None:
     code = (
         "import os; from sandmill.sandboxes import Sandbox\n"
@@ -142,6 +150,7 @@ def test_trajectoryrl_203_sigkill_of_the_owner_leaves_nothing(tmp_path: Path) ->
         time.sleep(0.02)
 
 
+@pytest.mark.case(19)
 def test_agent_sandbox_1352_inspect_ai_1107_a_command_whose_answer_was_lost_ran_once(box: Sandbox) -> None:
     """Its supervisor is killed after the effect and before the answer: the caller hears of a killed command; nobody runs it again."""
     for _ in range(5):
@@ -152,6 +161,7 @@ def test_agent_sandbox_1352_inspect_ai_1107_a_command_whose_answer_was_lost_ran_
     assert processes(box) == []
 
 
+@pytest.mark.case(19)
 def test_agent_sandbox_1352_no_retry_when_the_sandbox_is_lost_under_a_command() -> None:
     async def scenario() -> int:
         box = await Sandbox.create.aio(memory="64Mi", disk="8Mi")
@@ -172,12 +182,14 @@ def list_of_this_process() -> list[str]:
     return [record.id for record in node._node.registry.records()]
 
 
+@pytest.mark.case(20)
 def test_verifiers_1720_a_failed_creation_is_not_retried_and_leaves_nothing() -> None:
     with pytest.raises(SandboxError):
         Sandbox.create(memory="64Mi", disk="8Mi", files={"/proc/nowhere/x": b""})
     assert [record for record in list_sandboxes() if record.owner_pid == os.getpid()] == []
 
 
+@pytest.mark.case(21)
 @pytest.mark.parametrize("port", [12345])
 def test_skyrl_1302_verl_6677_trl_3979_many_servers_on_one_port_at_once(port: int) -> None:
     """Every sandbox has a network of its own: the same fixed port is free in each, and none reaches another's."""
@@ -191,6 +203,7 @@ def test_skyrl_1302_verl_6677_trl_3979_many_servers_on_one_port_at_once(port: in
             box.terminate()
 
 
+@pytest.mark.case(22)
 def test_hermes_agent_621_more_blocking_creations_than_threads_or_queue_places() -> None:
     def one(number: int) -> bytes:
         with Sandbox.create(memory="64Mi", disk="8Mi", name=f"n{number}") as box:
@@ -204,6 +217,7 @@ def test_hermes_agent_621_more_blocking_creations_than_threads_or_queue_places()
 NAMES = ["../escaped-case", "/etc/x", "suite/row_003", "suite_row_003", "", "a" * 5000, "\x1b[2J", "half \ud835", "nul\0nul", "ÄÖ ü\n"]
 
 
+@pytest.mark.case(23)
 @pytest.mark.parametrize("name", NAMES)
 def test_benchflow_361_coder_eval_159_names_are_opaque_and_never_paths(name: str, tmp_path: Path) -> None:
     with Sandbox.create(name=name, labels={name: name}, memory="64Mi", disk="8Mi") as box:
@@ -215,6 +229,7 @@ def test_benchflow_361_coder_eval_159_names_are_opaque_and_never_paths(name: str
     assert not Path("/etc/x").exists()
 
 
+@pytest.mark.case(25)
 def test_gvisor_8089_cycls_36_watchers_and_new_system_calls_work(box: Sandbox) -> None:
     script = """
 import ctypes, os, struct
@@ -231,6 +246,7 @@ print("ok")
     assert box.run("python3", "-c", script).stdout == b"ok\n"
 
 
+@pytest.mark.case(25)
 def test_gvisor_8089_a_set_up_failure_is_an_error_not_command_output() -> None:
     with pytest.raises(SandboxCreateFailed, match="could not create a sandbox: workdir"):
         Sandbox.create(workdir="/var/run/x/" + "y" * 300, memory="64Mi", disk="8Mi")
@@ -238,6 +254,7 @@ def test_gvisor_8089_a_set_up_failure_is_an_error_not_command_output() -> None:
         Sandbox.create(image="debian:13")
 
 
+@pytest.mark.case(25)
 def test_cycls_36_capabilities_are_probed_not_assumed() -> None:
     found = probe()
     assert found.ready, found

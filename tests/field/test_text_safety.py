@@ -34,6 +34,7 @@ def record(task_id: str, text: str) -> EpisodeRecord:
     return EpisodeRecord(step=1, split="train", episode=episode)
 
 
+@pytest.mark.case(39)
 def test_strands_env_211_half_an_emoji_is_kept_read_and_shown(tmp_path):
     with RunFolder.create(tmp_path / "run", parse_manifest(MANIFEST)) as run:
         for name in ("before", HALF_EMOJI, "after"):
@@ -44,6 +45,7 @@ def test_strands_env_211_half_an_emoji_is_kept_read_and_shown(tmp_path):
     assert page.count(b'"task":"') == 3
 
 
+@pytest.mark.case(39)
 def test_inspect_ai_3802_half_an_emoji_in_live_output_stops_nothing():
     finished = EpisodeFinished(
         group="g", index=0, task_id=HALF_EMOJI, reward=1.0, passed=True, failure=None, turns=1, sampled_tokens=1, seconds=0.1
@@ -56,6 +58,7 @@ def test_inspect_ai_3802_half_an_emoji_in_live_output_stops_nothing():
     assert "⟨U+D835⟩" in lines.buffer.getvalue().decode()
 
 
+@pytest.mark.case(23)
 @pytest.mark.parametrize(
     "name", ["../escaped-case", "/etc/x", "suite/row_003", "", ".", "..", "-rf", "a\0b", "\x1b[2J", "x" * 400, "漢字", HALF_EMOJI]
 )
@@ -70,6 +73,7 @@ def test_benchflow_361_a_name_never_leaves_the_runs_folder(name, tmp_path, monke
     assert new_run(Path(f"{name}.yaml")) != folder, "a second run in the same second has a folder of its own"
 
 
+@pytest.mark.case(23)
 @pytest.mark.parametrize("task_id", ["../escaped-case", "/etc/x", "suite/row_003"])
 def test_coder_eval_159_a_task_id_names_no_file(task_id, tmp_path):
     with RunFolder.create(tmp_path / "run", parse_manifest(MANIFEST)) as run:
@@ -79,6 +83,7 @@ def test_coder_eval_159_a_task_id_names_no_file(task_id, tmp_path):
     assert [one.episode.task_id for one in read_episodes(tmp_path / "run")] == [task_id], "reading gives the id back unchanged"
 
 
+@pytest.mark.case(37)
 def test_ms_swift_10125_environment_options_keep_their_own_keys_through_the_run_folder(tmp_path):
     data = MANIFEST.replace(b"shell@1.0.0}", b"shell@1.0.0, options: {a: [x], b: 2}}")
     manifest = parse_manifest(data)
@@ -105,6 +110,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.pattern(4)
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
 def test_hostile_output_is_inert_in_log_progress_and_report(text, tmp_path):
     out = io.StringIO()

@@ -60,6 +60,7 @@ def _sample(engine: TorchEngine, turns: list[list[int]], sampling: Sampling, see
     return asyncio.run(main())
 
 
+@pytest.mark.case(27)
 @pytest.mark.parametrize("issue", ["verl_6854", "verifiers_37"])
 def test_verl_6854_verifiers_37_a_template_that_drops_thinking_leaves_the_sampled_ids_alone(issue):
     dialogue, tokenizer = _chat()
@@ -77,6 +78,7 @@ def test_verl_6854_verifiers_37_a_template_that_drops_thinking_leaves_the_sample
     assert not _chat(THINKING.replace("message['content'].split('</think>')[-1] if", "message['content'] if"))[0].rewrites_history
 
 
+@pytest.mark.case(28)
 def test_trl_5144_ids_log_probabilities_and_versions_are_one_record():
     with pytest.raises(ValueError, match="equal length"):
         Sample(token_ids=(1, 2), logprobs=(-0.1,), policy_versions=(0, 0), stop=STOP)
@@ -84,6 +86,7 @@ def test_trl_5144_ids_log_probabilities_and_versions_are_one_record():
         Sample(token_ids=(), logprobs=(), policy_versions=(0, 0, 0), stop=STOP)
 
 
+@pytest.mark.case(28)
 def test_trl_5144_what_follows_a_reply_is_added_and_never_re_encoded():
     """`a` + `b` sampled as two tokens stay two tokens, although their text would encode as one."""
     tokenizer = _tokenizer()
@@ -98,6 +101,7 @@ def test_trl_5144_what_follows_a_reply_is_added_and_never_re_encoded():
     assert dialogue.parse(reply, STOP) == (Answer(text="ab"),)
 
 
+@pytest.mark.case(29)
 @pytest.mark.parametrize("issue", ["rllm_816", "SkyRL_123"])
 def test_rllm_816_skyrl_123_log_probabilities_belong_to_the_tokens_of_their_record(issue):
     """Recomputed from the weights for exactly the ids of the record, special and unknown tokens included."""
@@ -115,6 +119,7 @@ def test_rllm_816_skyrl_123_log_probabilities_belong_to_the_tokens_of_their_reco
         torch.testing.assert_close(scored.logprobs_K.detach(), torch.tensor(sample.logprobs), rtol=0, atol=1e-4)
 
 
+@pytest.mark.case(30)
 def test_skyrl_2148_a_sampled_end_keeps_its_own_log_probability():
     """One token and an unlikely end: on policy every importance ratio is 1, the end's included."""
     loaded = build_tiny(("a", "b", "c"), seed=1)
@@ -133,6 +138,7 @@ def test_skyrl_2148_a_sampled_end_keeps_its_own_log_probability():
         torch.testing.assert_close(ratios.detach(), torch.ones(len(sample.token_ids)), rtol=0, atol=2e-4)
 
 
+@pytest.mark.case(30)
 def test_skyrl_2148_a_synthetic_end_is_context_and_not_sampled():
     dialogue, tokenizer = _chat()
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
@@ -140,6 +146,7 @@ def test_skyrl_2148_a_synthetic_end_is_context_and_not_sampled():
     assert dialogue.observe([Observation(text="x")], STOP)[0] != end
 
 
+@pytest.mark.case(31)
 def test_skyrl_1319_the_templates_end_of_turn_stops_a_reply_though_eos_is_another_token():
     dialogue, tokenizer = _chat()
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
@@ -166,6 +173,7 @@ CUT = [
 ]
 
 
+@pytest.mark.case(32)
 @pytest.mark.parametrize("call", CUT)
 def test_verifiers_1763_a_cut_or_malformed_call_is_an_error_for_the_model(call):
     dialogue, tokenizer = _chat()
@@ -176,6 +184,7 @@ def test_verifiers_1763_a_cut_or_malformed_call_is_an_error_for_the_model(call):
     assert told.endswith("<|im_start|>assistant\n")
 
 
+@pytest.mark.case(32)
 def test_verifiers_1763_one_broken_call_does_not_spoil_its_siblings():
     dialogue, tokenizer = _chat()
     good = '<tool_call>{"name": "bash", "arguments": {"command": "ls"}}</tool_call>'
@@ -186,6 +195,7 @@ def test_verifiers_1763_one_broken_call_does_not_spoil_its_siblings():
     assert "repeats" in actions[2].reason
 
 
+@pytest.mark.case(33)
 @pytest.mark.parametrize(
     "call",
     [
@@ -203,6 +213,7 @@ def test_trl_4881_a_call_without_usable_arguments_is_an_error_for_the_model(call
     assert isinstance(action, Malformed)
 
 
+@pytest.mark.case(35)
 def test_tinker_cookbook_506_a_length_stop_travels_with_the_turn_and_is_no_answer():
     dialogue, tokenizer = _chat()
     for stop in (StopReason.LENGTH, StopReason.CONTEXT):

@@ -83,6 +83,7 @@ def learner(table_VV=None):
     return Learner(TablePolicy(torch.zeros(4, 4) if table_VV is None else table_VV), Parameters())
 
 
+@pytest.mark.case(12)
 @pytest.mark.parametrize("scale", AdvantageScale)
 def test_nvidia_nemo_rl_4161_one_step_is_not_ruined_by_a_singleton_beside_equal_rewards(scale):
     equal = [0.35] * 7
@@ -93,6 +94,7 @@ def test_nvidia_nemo_rl_4161_one_step_is_not_ruined_by_a_singleton_beside_equal_
     assert max(map(abs, noisy)) < 1e-3
 
 
+@pytest.mark.case(52)
 def test_own_probe_52_every_constant_group_is_seen_as_constant():
     missed = [
         (count, hundredths)
@@ -104,6 +106,7 @@ def test_own_probe_52_every_constant_group_is_seen_as_constant():
     assert missed == []
 
 
+@pytest.mark.case(53)
 def test_huggingface_trl_5902_an_ungradable_member_does_not_shift_its_siblings():
     assert group_advantages([1, 0, None, 1], AdvantageScale.MEAN, 2).values == pytest.approx([1 / 3, -2 / 3, None, 1 / 3])
     with_failure = batch(group((1.0, [turn([0], [1])]), (0.0, [turn([0], [2])]), (None, [turn([0], [3])]), (1.0, [turn([0], [1])])))
@@ -112,6 +115,7 @@ def test_huggingface_trl_5902_an_ungradable_member_does_not_shift_its_siblings()
     assert with_failure.counts.failed == 1
 
 
+@pytest.mark.case(53)
 def test_modelscope_ms_swift_8123_a_nan_does_not_pass_as_a_success():
     table_VV = torch.zeros(4, 4)
     table_VV[0, 3] = math.nan
@@ -121,6 +125,7 @@ def test_modelscope_ms_swift_8123_a_nan_does_not_pass_as_a_success():
     assert broken.version == 0
 
 
+@pytest.mark.case(55)
 @pytest.mark.parametrize("loss", LossScale)
 def test_verl_project_verl_6310_an_empty_answer_has_no_token_and_keeps_its_reward(loss):
     made = batch(group((0.0, [turn([0], [])]), (1.0, [turn([0], [1, 2])]), (0.5, [turn([0], [3])])), loss=loss)
@@ -129,6 +134,7 @@ def test_verl_project_verl_6310_an_empty_answer_has_no_token_and_keeps_its_rewar
     assert made.counts.empty == 1
 
 
+@pytest.mark.case(56)
 def test_verl_project_verl_6349_nan_at_an_unselected_position_stays_out_of_loss_and_gradient():
     """The context token 3 has only NaN logits; the token after it was given, not sampled."""
     table_VV = torch.zeros(4, 4)
@@ -141,12 +147,14 @@ def test_verl_project_verl_6349_nan_at_an_unselected_position_stays_out_of_loss_
     assert torch.isfinite(made.policy.table_VV[:3]).all()
 
 
+@pytest.mark.case(56)
 def test_nvidia_nemo_rl_158_a_step_without_a_token_is_skipped_and_said_so():
     made = learner()
     stats = made.step([group((1.0, [turn([0], [])]), (0.0, []))])
     assert (stats.applied, stats.loss, stats.grad_norm, stats.rows_empty, stats.version) == (False, None, None, 2, 0)
 
 
+@pytest.mark.case(57)
 def test_awslabs_agentcore_rl_toolkit_122_a_failure_before_the_first_token_makes_no_row():
     made = batch(group((1.0, [turn([0], [1])]), (0.0, [turn([0], [2])]), (None, []), (None, [turn([0], [1])])))
     assert [row.index for row in made.rows] == [0, 1]
@@ -154,6 +162,7 @@ def test_awslabs_agentcore_rl_toolkit_122_a_failure_before_the_first_token_makes
     assert made.counts.empty == 0
 
 
+@pytest.mark.case(58)
 def test_radixark_miles_2800_one_lost_sandbox_does_not_cost_the_group_and_no_group_of_one_trains():
     lost_one = group(*[(float(index % 2), [turn([0], [1])]) for index in range(7)], (None, []))
     assert len(batch(lost_one, min_group_size=4).rows) == 7
@@ -165,6 +174,7 @@ def test_radixark_miles_2800_one_lost_sandbox_does_not_cost_the_group_and_no_gro
     assert (batch(half, min_group_size=4).counts.dropped, len(batch(half, min_group_size=3).rows)) == (3, 3)
 
 
+@pytest.mark.case(61)
 def test_radixark_miles_1829_the_ratio_uses_the_recorded_logprob_and_a_token_without_one_is_refused():
     table_VV = torch.zeros(4, 4)
     table_VV[0, 1] = 1.0
@@ -183,6 +193,7 @@ class Seen(msgspec.Struct, frozen=True):
     position: int
 
 
+@pytest.mark.case(67)
 def test_allenai_open_instruct_1523_resume_knows_the_groups_trained_and_drops_what_was_in_flight(tmp_path):
     manifest = Manifest(spec=Spec(model=ModelSection(uri="m"), environment=EnvironmentSection(name="e@1.0.0")))
     made = learner()

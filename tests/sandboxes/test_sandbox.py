@@ -350,3 +350,18 @@ def test_a_spec_is_a_value() -> None:
 def test_the_file_type_of_a_handed_out_descriptor_is_regular(box: Sandbox) -> None:
     with box.open("f", "wb") as file:
         assert stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"network": "open"}, r"network: expected Egress.deny\(\), Egress.allow\(\"pypi.org\"\) or Egress.open\(\), found 'open'"),
+        ({"env": {"A": 1}}, "env: an environment variable and its value are text, not 'A' and 1"),
+        ({"files": {"x": 3}}, "files: the contents of 'x' must be bytes or text, not int"),
+        ({"name": 5}, "name: a sandbox's name is text, not 5"),
+        ({"labels": {"run": 5}}, "labels: labels and their values are text"),
+    ],
+)
+def test_what_a_sandbox_cannot_be_made_of_is_named(options: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Sandbox.create(**options)  # type: ignore[arg-type]

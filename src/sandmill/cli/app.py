@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 import warnings
 from pathlib import Path
 from typing import Annotated, Any
@@ -99,7 +101,7 @@ def report(
 
 @app.command()
 def doctor(as_json: Json = False) -> None:
-    """Says what this machine can do, in plain words, with the fix for what it cannot."""
+    """Says what this machine can do, and how to mend what it cannot."""
     from sandmill.cli import doctor as command
 
     raise typer.Exit(carried(lambda: command.run(as_json=as_json)))
@@ -171,11 +173,13 @@ def list_keys(state: State = None, as_json: Json = False) -> None:
 
 
 @keys.command(name="rm")
-def remove_key(name: Annotated[str, typer.Argument(metavar="NAME", help="Whose key ends.")], state: State = None) -> None:
+def remove_key(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose key ends.")], state: State = None, as_json: Json = False
+) -> None:
     """Ends a key, at once."""
     from sandmill.cli import serving
 
-    raise typer.Exit(carried(lambda: serving.remove_key(name, state)))
+    raise typer.Exit(carried(lambda: serving.remove_key(name, state, as_json=as_json)))
 
 
 def run(arguments: list[str] | None = None) -> int:
@@ -187,6 +191,8 @@ def run(arguments: list[str] | None = None) -> int:
     if not debug:
         _quiet_libraries()
     try:
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         result: Any = app(own + words[len(own) + debug :] if debug else words, prog_name="sandmill", standalone_mode=False)
         sys.stdout.flush()
     except typer.Abort:
@@ -211,9 +217,10 @@ def _quiet_libraries() -> None:
 
 def _usage(error: BaseException, *, debug: bool, as_json: bool) -> int:
     """A command line that makes no sense is a ConfigError like any other, with the way to the help."""
-    said = getattr(error, "format_message", lambda: str(error))().rstrip(".\n")
+    said = getattr(error, "format_message", lambda: str(error))().rstrip()
+    if type(error).__name__ == "NoArgsIsHelpError":
+        sys.stderr.write(said + "\n")
+        return 2
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "sandmill"
-    if not said:  # the help was printed because no command was given
-        return 2
-    return report_failure(ConfigError(f"{said}; see {path} --help"), debug=debug, as_json=as_json)
+    return report_failure(ConfigError(f"{said.rstrip('.')}; see {path} --help"), debug=debug, as_json=as_json)

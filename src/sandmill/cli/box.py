@@ -16,6 +16,7 @@ from typing import BinaryIO
 import msgspec
 
 from sandmill.cli.failures import report_failure
+from sandmill.cli.told import tell
 from sandmill.config.quantities import parse_duration
 from sandmill.errors import ConfigError, ExecFailed, SandboxGone
 from sandmill.reports.inert import inert
@@ -98,7 +99,9 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
         return sandbox
 
 
-def run(command: Sequence[str], wanted: Wanted, *, timeout: str | None, interactive: bool, save: str | None = None) -> int:
+def run(
+    command: Sequence[str], wanted: Wanted, *, timeout: str | None, interactive: bool, save: str | None = None, as_json: bool = False
+) -> int:
     """Runs `command` to its end; returns its exit code, 128 + n for a signal, 124 for a timeout, 126 or 127 when it cannot start.
 
     Its files are kept as the image `save`, whatever the exit code; what a policy refused is told on stderr.
@@ -111,15 +114,41 @@ def run(command: Sequence[str], wanted: Wanted, *, timeout: str | None, interact
             )
         except ExecFailed as error:
             said = ConfigError(f"{command[0]!r} cannot be started in the sandbox: {os.strerror(error.errno or errno.EIO)}")
-            report_failure(said, debug=False, as_json=False)
+            report_failure(said, debug=False, as_json=as_json)
             return NOT_FOUND if error.errno == errno.ENOENT else CANNOT_RUN
         if interactive:
             threading.Thread(target=feed, args=(process,), daemon=True).start()
-        pump(process)
+        if as_json:
+            process.wait()
+        else:
+            pump(process)
         if save is not None:
             sandbox.snapshot_filesystem(save)
+        if as_json:
+            return _report(sandbox, process)
         tell_refused(sandbox)
         return exit_code(process, timeout)
+
+
+def _report(sandbox: Sandbox, process: Process) -> int:
+    """Everything about a command that has ended, as JSON. Bytes that are no UTF-8 are lone surrogates, as Python's surrogateescape."""
+    streams = {
+        name: stream.read_bytes().decode("utf-8", "surrogateescape")
+        for name, stream in (("stdout", process.stdout), ("stderr", process.stderr))
+    }
+    code = _code(process)
+    tell(
+        "",
+        as_json=True,
+        exit_code=code,
+        signal=process.signal,
+        timed_out=process.timed_out,
+        truncated=process.truncated,
+        duration_s=None if process.usage is None else process.usage.duration_s,
+        **streams,
+        refused=msgspec.to_builtins(sandbox.blocked),
+    )
+    return code
 
 
 def list_boxes(*, as_json: bool) -> int:
@@ -139,7 +168,7 @@ def list_boxes(*, as_json: bool) -> int:
     return 0
 
 
-def stop(names: Sequence[str], *, every: bool) -> int:
+def stop(names: Sequence[str], *, every: bool, as_json: bool) -> int:
     """Stops the named sandboxes, or all; raises SandboxGone for a name that no live sandbox has, once the others are stopped."""
     if bool(names) == every:
         raise ConfigError("name the sandboxes to stop, or write --all; see sandmill sandbox ls")
@@ -147,7 +176,7 @@ def stop(names: Sequence[str], *, every: bool) -> int:
     for name in [record.id for record in list_sandboxes()] if every else names:
         try:
             for record in stop_sandbox(name):
-                sys.stdout.write(f"stopped {inert(record.name, limit=200)}\n")
+                tell(f"stopped {inert(record.name, limit=200)}", as_json=as_json, stopped=record.name, id=record.id)
         except SandboxGone as error:
             # With --all it ended by itself between the list and the stop, which is what was wanted.
             missing = missing if every else error
@@ -194,6 +223,11 @@ def exit_code(process: Process, timeout: str | None) -> int:
         sys.stderr.write("sandmill: some output was dropped because it was read too slowly\n")
     if process.timed_out:
         sys.stderr.write(f"sandmill: stopped after {inert(str(timeout))}\n")
+    return _code(process)
+
+
+def _code(process: Process) -> int:
+    if process.timed_out:
         return TIMED_OUT
     if process.returncode is None:
         return 1

@@ -28,6 +28,7 @@ Presets = Annotated[
     list[str] | None, typer.Option("--preset", metavar="NAME", help="A named list of hosts, such as pypi; may be repeated.")
 ]
 Save = Annotated[str | None, typer.Option("--save", metavar="NAME", help="Keeps its files as an image once the command has ended.")]
+Json = Annotated[bool, typer.Option("--json", help="JSON on stdout and nothing else.")]
 User = Annotated[str | None, typer.Option("--user", metavar="NAME", help="Who runs it: user (default) or root of the sandbox.")]
 
 
@@ -48,6 +49,7 @@ def run(
     user: User = None,
     stdin: Annotated[bool, typer.Option("-i", "--stdin", help="Passes standard input on; by default the command has none.")] = False,
     save: Save = None,
+    as_json: Annotated[bool, typer.Option("--json", help="How it ended and what it wrote, as JSON once it has ended.")] = False,
 ) -> None:
     """Runs one command in a fresh sandbox; its output and exit code are this command's."""
     from sandmill.cli import box
@@ -65,7 +67,7 @@ def run(
         files=file or [],
         user=user,
     )
-    raise typer.Exit(carried(lambda: box.run(command, wanted, timeout=timeout, interactive=stdin, save=save)))
+    raise typer.Exit(carried(lambda: box.run(command, wanted, timeout=timeout, interactive=stdin, save=save, as_json=as_json)))
 
 
 @app.command()
@@ -104,7 +106,7 @@ def shell(
 
 
 @app.command(name="ls")
-def list_(as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout and nothing else.")] = False) -> None:
+def list_(as_json: Json = False) -> None:
     """Lists the sandboxes alive on this machine."""
     from sandmill.cli import box
 
@@ -115,8 +117,9 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout a
 def stop(
     names: Annotated[list[str] | None, typer.Argument(metavar="NAME...", help="Which sandboxes.")] = None,
     every: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Stops sandboxes."""
     from sandmill.cli import box
 
-    raise typer.Exit(carried(lambda: box.stop(names or [], every=every)))
+    raise typer.Exit(carried(lambda: box.stop(names or [], every=every, as_json=as_json)))

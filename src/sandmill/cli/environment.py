@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from sandmill.cli.told import tell
 from sandmill.config.document import Node, parse_value
 from sandmill.config.manifest import EnvironmentSection
 from sandmill.environments import foreign, registered, registry
@@ -20,7 +21,7 @@ from sandmill.environments.environment import Environment
 from sandmill.environments.formats import FORMATS, is_foreign
 from sandmill.environments.grading import grade_episode
 from sandmill.environments.packages import install
-from sandmill.environments.soundness import check_answers
+from sandmill.environments.soundness import Worked, check_answers, grade_own, own_answer
 from sandmill.environments.task import InfrastructureFailure, Submission, Task
 from sandmill.errors import ConfigError, EnvironmentFailed, UnknownEnvironment
 from sandmill.reports.inert import inert, inert_block
@@ -62,6 +63,10 @@ def reward(completion, answer):
 '''
 
 
+_FORMS: Final = {name: f"{name}/..." for name in FORMATS} | {name: f"{name}:PATH" for name in registry.FORMATS}
+"""Format -> how a reference in it is written."""
+
+
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """The environment that a command line names."""
 
@@ -95,12 +100,10 @@ def list_environments(*, as_json: bool) -> int:
     """Prints what can be named and what is installed."""
     found = sorted(install.records().items(), key=lambda pair: -pair[1].created_s)
     if as_json:
-        known = {"builtin": sorted(registry.BUILTIN), "formats": sorted(FORMATS), "named": msgspec.to_builtins(registered.registered())}
+        known = {"builtin": sorted(registry.BUILTIN), "formats": sorted(_FORMS), "named": msgspec.to_builtins(registered.registered())}
         sys.stdout.write(json.dumps({**known, "installed": [_record(key, one) for key, one in found]}, ensure_ascii=True) + "\n")
         return 0
-    sys.stdout.write(
-        f"built in   {', '.join(sorted(registry.BUILTIN))}\nformats    {', '.join(f'{name}/...' for name in sorted(FORMATS))}\n"
-    )
+    sys.stdout.write(f"built in   {', '.join(sorted(registry.BUILTIN))}\nformats    {', '.join(sorted(_FORMS.values()))}\n")
     for named in registered.registered():
         digest = named.digest.removeprefix("sha256:")[:12]
         sys.stdout.write(f"named      {named.name}@{named.version}  {inert(named.reference, limit=100)}  {digest}\n")
@@ -185,13 +188,14 @@ def run(wanted: Wanted, id: str | None, answer: str | None, *, expected: bool, a
     task = _task(environment, id)
     given = sys.stdin.read() if answer == "-" else answer
     if expected:
-        own = getattr(environment, "expected_answer", lambda task: None)
-        given = own(task)
-        if given is None:
+        given = own_answer(environment, task)
+        if given is None and not isinstance(environment, Worked):
             raise ConfigError(f"{wanted.reference} knows no answer to {task.id}; give one with --answer", field="--expected")
 
     async def work() -> Any:
         try:
+            if expected:
+                return await grade_own(environment, task, given, timeout_s=_TIMEOUT_S)
             return None if given is None else await grade_episode(environment, task, Submission(answer=given), None, timeout_s=_TIMEOUT_S)
         finally:
             await _closed(environment)
@@ -210,11 +214,12 @@ def run(wanted: Wanted, id: str | None, answer: str | None, *, expected: bool, a
     return 0
 
 
-def remove(names: Sequence[str]) -> int:
+def remove(names: Sequence[str], *, as_json: bool) -> int:
     """Removes names, and installed packages by key or by a reference that needed them. Raises UnknownEnvironment, ImageError."""
     for name in names:
         if registered.forget(name):
-            sys.stdout.write(f"removed the name {inert(name, limit=100)}; what it meant is still installed\n")
+            said = f"removed the name {inert(name, limit=100)}; what it meant is still installed"
+            tell(said, as_json=as_json, removed=name, kind="name", freed_bytes=0)
             continue
         found = [key for key, one in install.records().items() if (key.startswith(name) and len(name) >= 6) or name in one.references]
         if not found:
@@ -226,11 +231,12 @@ def remove(names: Sequence[str]) -> int:
         before = store().total_bytes()
         for key in found:
             install.remove(key)
-        sys.stdout.write(f"removed {inert(name, limit=100)}, {size(max(0, before - store().total_bytes()))} freed\n")
+        freed = max(0, before - store().total_bytes())
+        tell(f"removed {inert(name, limit=100)}, {size(freed)} freed", as_json=as_json, removed=name, kind="package", freed_bytes=freed)
     return 0
 
 
-def prune() -> int:
+def prune(*, as_json: bool) -> int:
     """Removes what no sandbox uses."""
     before, removed = store().total_bytes(), 0
     in_use = {name for stored in store().list() if stored.in_use for name in stored.names}
@@ -238,11 +244,12 @@ def prune() -> int:
         if f"{install.NAMES}{key}" not in in_use:
             install.remove(key)
             removed += 1
-    sys.stdout.write(f"removed {removed} installed packages, {size(max(0, before - store().total_bytes()))} freed\n")
+    freed = max(0, before - store().total_bytes())
+    tell(f"removed {removed} installed packages, {size(freed)} freed", as_json=as_json, removed=removed, freed_bytes=freed)
     return 0
 
 
-def init(folder: Path) -> int:
+def init(folder: Path, *, as_json: bool) -> int:
     """Writes the example. Raises ConfigError where something is in its way."""
     place = folder / "environment.py"
     if place.exists():
@@ -253,8 +260,10 @@ def init(folder: Path) -> int:
     except OSError as error:
         raise ConfigError(f"cannot be written: {error.strerror}", file=place) from None
     where = inert(str(folder), limit=200)
-    sys.stdout.write(f"wrote {inert(str(place), limit=200)}; try it:\n")
-    sys.stdout.write(f"  sandmill env check python/{where}\n  sandmill env run python/{where} --answer 42\n")
+    said = (
+        f"wrote {inert(str(place), limit=200)}; try it:\n  sandmill env check python/{where}\n  sandmill env run python/{where} --answer 42"
+    )
+    tell(said, as_json=as_json, wrote=str(place), reference=f"python/{folder}")
     return 0
 
 

@@ -100,27 +100,30 @@ def run(
 
 
 @app.command()
-def rm(names: Annotated[list[str], typer.Argument(metavar="KEY|REFERENCE...", help="What is no longer wanted, as listed.")]) -> None:
+def rm(
+    names: Annotated[list[str], typer.Argument(metavar="KEY|REFERENCE...", help="What is no longer wanted, as listed.")],
+    as_json: Json = False,
+) -> None:
     """Removes installed packages and frees their space."""
     from sandmill.cli import environment
 
-    raise typer.Exit(carried(lambda: environment.remove(names)))
+    raise typer.Exit(carried(lambda: environment.remove(names, as_json=as_json)))
 
 
 @app.command()
-def prune() -> None:
+def prune(as_json: Json = False) -> None:
     """Removes every installed package that no live sandbox uses."""
     from sandmill.cli import environment
 
-    raise typer.Exit(carried(environment.prune))
+    raise typer.Exit(carried(lambda: environment.prune(as_json=as_json)))
 
 
 @app.command()
-def init(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder to make.")]) -> None:
+def init(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder to make.")], as_json: Json = False) -> None:
     """Writes a small environment of one's own that works, to change."""
     from sandmill.cli import environment
 
-    raise typer.Exit(carried(lambda: environment.init(folder)))
+    raise typer.Exit(carried(lambda: environment.init(folder, as_json=as_json)))
 
 
 @app.command()

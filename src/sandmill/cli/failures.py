@@ -1,7 +1,7 @@
 """Any exception in; one sentence on stderr and an exit code out.
 
 0    done
-1    something unexpected (run again with --debug to see where)
+1    a file or folder that the machine does not let us use, or something unexpected (run again with --debug to see where)
 2    a manifest, option or file a person wrote is wrong
 3    the environment or the model could not be found or used
 4    sandboxes could not do their part
@@ -22,6 +22,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 from sandmill.errors import (
     ConfigError,
@@ -38,6 +39,9 @@ from sandmill.reports.inert import inert
 UNEXPECTED = 1
 INTERRUPTED = 130
 READER_GONE = 141
+
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_UNUSABLE = _FULL | {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENAMETOOLONG}
 
 _CODES: tuple[tuple[type[SandmillError], int], ...] = (
     (ConfigError, 2),
@@ -77,12 +81,26 @@ def sentence_of(error: BaseException) -> str:
         return "stopped at once; what was saved before is intact"
     if isinstance(error, SandmillError):
         return inert(_said(error), limit=2000)
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return inert(f"no space left on the disk that holds {error.filename or 'the run folder'}; free some and run again")
+    if isinstance(error, OSError) and error.errno in _UNUSABLE:
+        return inert(_unusable(error), limit=500)
     if isinstance(error, MemoryError):
         return "this machine ran out of memory; lower spec.resources.maxInFlight or spec.parameters.microBatchSize"
     said = inert(str(error), limit=300)
     return f"unexpected {type(error).__name__}{': ' + said if said else ''}; run again with --debug to see where"
+
+
+def _unusable(error: OSError) -> str:
+    """What the machine said of which path, and the way out."""
+    from sandmill.sandboxes.backends.native.state import state_root
+
+    state = state_root().absolute()
+    if error.errno in _FULL:
+        return f"no space left on the disk that holds {error.filename or f'this folder or {state}'}; free some and run again"
+    path = Path(os.fsdecode(error.filename or "."))
+    fix = "set SANDMILL_STATE to a folder that you may write to"
+    if not path.absolute().is_relative_to(state):
+        fix = "run where you may write, or name another place"
+    return f"{path} cannot be used: {os.strerror(error.errno or errno.EIO)}; {fix}"
 
 
 def _said(error: SandmillError) -> str:

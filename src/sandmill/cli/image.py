@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from sandmill.cli.told import tell
 from sandmill.config.quantities import parse_bytes
 from sandmill.errors import ConfigError
 from sandmill.reports.inert import inert
@@ -83,18 +84,19 @@ def show(name: str) -> int:
     return 0
 
 
-def remove(names: Sequence[str]) -> int:
+def remove(names: Sequence[str], *, as_json: bool) -> int:
     """Removes each. Raises ImageError for the first that cannot be."""
     for name in names:
         store().remove(name)
-        sys.stdout.write(f"removed {inert(name, limit=200)}\n")
+        tell(f"removed {inert(name, limit=200)}", as_json=as_json, removed=name)
     return 0
 
 
-def prune(keep: str) -> int:
+def prune(keep: str, *, as_json: bool) -> int:
     """Removes what is not used, and says how much room that made."""
     limit_bytes = 0 if keep == "0" else parse_bytes(keep, field="--keep")
-    sys.stdout.write(f"freed {size(store().prune(limit_bytes))}; {size(store().total_bytes())} are left\n")
+    freed, left = store().prune(limit_bytes), store().total_bytes()
+    tell(f"freed {size(freed)}; {size(left)} are left", as_json=as_json, freed_bytes=freed, left_bytes=left)
     return 0
 
 

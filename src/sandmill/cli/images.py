@@ -66,18 +66,19 @@ def show(name: Annotated[str, typer.Argument(metavar="NAME|DIGEST", help="Which 
 
 
 @app.command()
-def rm(names: Annotated[list[str], typer.Argument(metavar="NAME|DIGEST...", help="Which images.")]) -> None:
+def rm(names: Annotated[list[str], typer.Argument(metavar="NAME|DIGEST...", help="Which images.")], as_json: Json = False) -> None:
     """Removes images, and the layers that no other image needs."""
     from sandmill.cli import image
 
-    raise typer.Exit(carried(lambda: image.remove(names)))
+    raise typer.Exit(carried(lambda: image.remove(names, as_json=as_json)))
 
 
 @app.command()
 def prune(
     keep: Annotated[str, typer.Option("--keep", metavar="SIZE", help="How much may stay, the most recently used first.")] = "0",
+    as_json: Json = False,
 ) -> None:
     """Removes images that nothing uses. What stopped sandboxes left stays."""
     from sandmill.cli import image
 
-    raise typer.Exit(carried(lambda: image.prune(keep)))
+    raise typer.Exit(carried(lambda: image.prune(keep, as_json=as_json)))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from sandmill.cli.serving import KEY_VARIABLE, default_folder, need_packages
+from sandmill.cli.told import tell
 from sandmill.errors import ConfigError
 from sandmill.reports.inert import inert
 
@@ -100,7 +101,7 @@ def list_nodes(server: str | None, key_file: Path | None, *, as_json: bool) -> i
     return 0
 
 
-def drain(name: str, deadline: str, server: str | None, key_file: Path | None, *, wait: bool) -> int:
+def drain(name: str, deadline: str, server: str | None, key_file: Path | None, *, wait: bool, as_json: bool) -> int:
     """Asks for a drain; with `wait`, until it is done."""
     from sandmill.config.quantities import parse_duration
 
@@ -111,24 +112,26 @@ def drain(name: str, deadline: str, server: str | None, key_file: Path | None, *
         time.sleep(_LOOK_S)
         value = _ask(head.node(name))
     held = value["status"]["sandboxes"]
-    print(f"node {inert(name)} is {value['status']['phase']} and holds {held} sandboxes")
+    phase = value["status"]["phase"]
+    tell(f"node {inert(name)} is {phase} and holds {held} sandboxes", as_json=as_json, node=name, phase=phase, sandboxes=held)
     if wait and held:
         print("it was not empty in time; see `sandmill node ls`", file=sys.stderr)
         return 4
     return 0
 
 
-def resume(name: str, server: str | None, key_file: Path | None) -> int:
+def resume(name: str, server: str | None, key_file: Path | None, *, as_json: bool) -> int:
     """Ends a drain."""
     value = _ask(_head(server, key_file).set(name, {"state": "Ready"}))
-    print(f"node {inert(name)} is {value['status']['phase']}")
+    phase = value["status"]["phase"]
+    tell(f"node {inert(name)} is {phase}", as_json=as_json, node=name, phase=phase)
     return 0
 
 
-def remove(name: str, server: str | None, key_file: Path | None) -> int:
+def remove(name: str, server: str | None, key_file: Path | None, *, as_json: bool) -> int:
     """Forgets a node."""
     _ask(_head(server, key_file).remove(name))
-    print(f"node {inert(name)} is removed")
+    tell(f"node {inert(name)} is removed", as_json=as_json, removed=name)
     return 0
 
 

@@ -84,24 +84,25 @@ def drain(
     wait: Annotated[bool, typer.Option("--wait", help="Returns once the node is empty.")] = False,
     server: Server = None,
     key_file: KeyFile = None,
+    as_json: Json = False,
 ) -> None:
     """Gives a node no more sandboxes; stops those it has, files saved, and Ephemeral ones at the deadline."""
     from sandmill.cli import node
 
-    raise typer.Exit(carried(lambda: node.drain(name, deadline, server, key_file, wait=wait)))
+    raise typer.Exit(carried(lambda: node.drain(name, deadline, server, key_file, wait=wait, as_json=as_json)))
 
 
 @app.command()
-def resume(name: Name, server: Server = None, key_file: KeyFile = None) -> None:
+def resume(name: Name, server: Server = None, key_file: KeyFile = None, as_json: Json = False) -> None:
     """Gives a drained node sandboxes again."""
     from sandmill.cli import node
 
-    raise typer.Exit(carried(lambda: node.resume(name, server, key_file)))
+    raise typer.Exit(carried(lambda: node.resume(name, server, key_file, as_json=as_json)))
 
 
 @app.command()
-def remove(name: Name, server: Server = None, key_file: KeyFile = None) -> None:
+def remove(name: Name, server: Server = None, key_file: KeyFile = None, as_json: Json = False) -> None:
     """Forgets a node that holds nothing; should it still run, it ends."""
     from sandmill.cli import node
 
-    raise typer.Exit(carried(lambda: node.remove(name, server, key_file)))
+    raise typer.Exit(carried(lambda: node.remove(name, server, key_file, as_json=as_json)))

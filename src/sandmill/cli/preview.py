@@ -13,6 +13,7 @@ from sandmill.accounts.prices import RunPrices
 from sandmill.config.manifest import Manifest
 from sandmill.config.quantities import parse_usd
 from sandmill.errors import SandmillError
+from sandmill.models.names import UNTRAINED, missing
 from sandmill.reports.inert import inert, inert_block
 from sandmill.reports.metrics import read_run
 from sandmill.reports.words import dollars, duration
@@ -37,6 +38,8 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
     seconds_per_step: float | None
     estimate: Estimate | None
     blocking_reasons: tuple[Reason, ...]
+    notes: tuple[str, ...] = ()
+    """What stops no run but is seldom meant, or could not be looked at."""
 
 
 def show_preview(manifest: Manifest, *, as_json: bool) -> int:
@@ -70,6 +73,7 @@ def preview(manifest: Manifest, runs: Path = RUNS) -> Preview:
         seconds_per_step=seconds,
         estimate=expected,
         blocking_reasons=tuple(reasons),
+        notes=(*notes(manifest), *_unseen(manifest)),
     )
 
 
@@ -125,10 +129,22 @@ def _reasons(manifest: Manifest) -> list[Reason]:
     from sandmill.cli.doctor import machine_findings
 
     reasons = [Reason(code="MachineNotReady", message=f"{one.name}: {one.says}; {one.fix}") for one in machine_findings() if one.blocks]
-    uri = manifest.spec.model.uri
-    if not uri.startswith(("hf://", "sandmill/")) and not (Path(uri) / "config.json").is_file():
-        reasons.append(Reason(code="ModelNotFound", message=f"there is no model folder {uri} with a config.json"))
+    if (message := missing(manifest.spec.model.uri)) is not None:
+        reasons.append(Reason(code="ModelNotFound", message=message))
     return reasons
+
+
+def notes(manifest: Manifest) -> tuple[str, ...]:
+    """What stops no run but is seldom meant, a sentence each."""
+    uri, found = manifest.spec.model.uri, []
+    if uri in UNTRAINED and not manifest.spec.warm_start.steps:
+        found.append(f"{uri} starts untrained and spec.warmStart.steps is 0: it will solve next to nothing (examples/ have warm starts)")
+    return tuple(found)
+
+
+def _unseen(manifest: Manifest) -> tuple[str, ...]:
+    uri = manifest.spec.model.uri
+    return (f"whether {uri} can be had is seen only when it is fetched",) if uri.startswith("hf://") else ()
 
 
 def _text(found: Preview) -> str:
@@ -146,4 +162,5 @@ def _text(found: Preview) -> str:
         )
         lines.append(f"cost        {dollars(found.estimate.total_microusd)} ({money})")
     lines += [inert(f"would not start: {reason.message}") for reason in found.blocking_reasons]
+    lines += [inert(f"note: {note}") for note in found.notes]
     return "\n".join([*lines, *([] if found.blocking_reasons else ["nothing would stop this run"])])

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from sandmill.cli.told import tell
 from sandmill.errors import ConfigError
 from sandmill.reports.inert import inert
 
@@ -136,12 +137,13 @@ def _reach(role: str, projects: tuple[str, ...]) -> str:
     return f"as a {role}" if role != "user" else ", ".join(projects) or "all projects"
 
 
-def remove_key(name: str, folder: Path | None) -> int:
+def remove_key(name: str, folder: Path | None, *, as_json: bool) -> int:
     """Ends a key, at once."""
     need_packages()
     from sandmill.server.keys import Keys
 
     Keys(server_folder(folder)).remove(name)
+    tell(f"the key {inert(name)} has ended", as_json=as_json, removed=name)
     return 0
 
 
@@ -151,8 +153,9 @@ def _announce(url: str, made: str | None, given: bool, folder: Path, *, as_json:
         return
     shown = made or (f"${KEY_VARIABLE}" if given else "...  # the key that was shown when it was made; another: sandmill key new NAME")
     print(f"sandmill serves {url}, state in {inert(str(folder))}; stop it with Ctrl-C")
-    print(f"export NODUS_API_URL={url}")
-    print(f"export NODUS_API_KEY={shown}", flush=True)
+    for names in ("NODUS", "SANDMILL"):
+        print(f"export {names}_API_URL={url}")
+        print(f"export {names}_API_KEY={shown}", flush=True)
 
 
 def need_packages() -> None:

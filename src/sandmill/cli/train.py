@@ -13,11 +13,12 @@ from pathlib import Path
 import msgspec
 
 from sandmill.cli.interrupts import WarmStartStopped
+from sandmill.cli.preview import notes, show_preview
 from sandmill.cli.progress import Display, json_line, listening
 from sandmill.config.load import load_manifest, with_place
 from sandmill.errors import ConfigError
 from sandmill.reports.inert import inert
-from sandmill.rollouts.events import RunSummary
+from sandmill.rollouts.events import RunSummary, Warned
 
 RUNS = Path("runs")
 STOPPED_EARLY = 5
@@ -44,8 +45,6 @@ class Asked:
 
 def preview(asked: Asked, *, as_json: bool) -> int:
     """Prints what the run would be and returns the exit code. Raises ConfigError."""
-    from sandmill.cli.preview import show_preview
-
     return show_preview(load_manifest(asked.file, asked.overrides), as_json=as_json)
 
 
@@ -62,6 +61,8 @@ def run(asked: Asked, *, as_json: bool) -> int:
     with listening(title, as_json=as_json, on_request=on_request) as (listener, interrupts):
         from sandmill.training.synchronous import train
 
+        for note in notes(manifest):
+            listener.on_event(Warned(sentence=note))
         try:
             summary = train(manifest, target, resume=asked.resume, listener=listener)
         except WarmStartStopped:

@@ -208,7 +208,7 @@ def _homes(root: inspect.StructType) -> dict[str, list[str]]:
 
 
 def _example(key: str) -> str:
-    examples = {"spec": "`spec:`", "model": "`model: {uri: sandmill/tiny-shell}`", "environment": "`environment: {name: shell}`"}
+    examples = {"spec": "`spec:`", "model": "`model: {uri: sandmill/tiny-shell}`", "environment": "`environment: {name: shell@1.0.0}`"}
     return f"; write for example {examples[key]}" if key in examples else ""
 
 

@@ -1,6 +1,7 @@
 """An environment in; out, which of its tasks refuse their own answer, accept none at all or anything, or change their mind.
 
-This asks the grader about answers only: what an agent could do with commands is no part of it.
+This asks the grader about answers only: what else an agent could do with commands is no part of it. Where an answer counts only with work
+behind it, the environment's own commands come before its own answer, in a real sandbox.
 """
 
 from __future__ import annotations
@@ -8,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import Sequence
-from typing import Final, Protocol, cast
+from typing import Final, Protocol, cast, runtime_checkable
 
 import msgspec
 
 from sandmill.environments.environment import Environment
 from sandmill.environments.grading import grade_episode
-from sandmill.environments.task import InfrastructureFailure, Submission, Task, Verdict
+from sandmill.environments.task import Command, InfrastructureFailure, Submission, Task, Verdict
+from sandmill.sandboxes import Sandbox
 
 JUNK: Final = "zzz"
 _AT_ONCE: Final = 8
@@ -52,11 +54,38 @@ class Answers(Protocol):
     def expected_answer(self, task: Task) -> str | None: ...
 
 
+@runtime_checkable
+class Worked(Protocol):
+    """What an environment has whose answers count only after work in a sandbox."""
+
+    def solution(self, task: Task) -> Sequence[str]:
+        """The scripts of bash that come before the answer."""
+        ...
+
+
+def own_answer(environment: Environment, task: Task) -> str | None:
+    """The environment's own answer, None where it knows none."""
+    return cast("Answers", environment).expected_answer(task) if hasattr(environment, "expected_answer") else None
+
+
+async def grade_own(environment: Environment, task: Task, answer: str | None, *, timeout_s: float = 60.0) -> Verdict:
+    """Grades the environment's own answer, with the environment's own commands before it. Raises SandboxError."""
+    if not isinstance(environment, Worked):
+        return await grade_episode(environment, task, Submission(answer=answer), None, timeout_s=timeout_s)
+    async with await Sandbox.from_spec.aio(environment.sandbox, files=environment.files(task), server="") as sandbox:
+        await environment.prepare(task, sandbox)
+        commands = []
+        for script in environment.solution(task):
+            done = await sandbox.run.aio("bash", "-c", script, timeout=timeout_s, merge_stderr=True)
+            commands.append(Command(script=script, exit_code=done.exit_code, output=done.stdout.decode("utf-8", "replace")))
+        submission = Submission(answer=answer, commands=tuple(commands))
+        return await grade_episode(environment, task, submission, sandbox, timeout_s=timeout_s)
+
+
 async def check_answers(environment: Environment, tasks: Sequence[Task], *, repeats: int = 2, timeout_s: float = 60.0) -> Soundness:
     """Grades each task's own answer, junk, and silence, `repeats` times each."""
     room = asyncio.Semaphore(_AT_ONCE)
-    knows = hasattr(environment, "expected_answer")
-    answers = [cast("Answers", environment).expected_answer(task) if knows else None for task in tasks]
+    answers = [own_answer(environment, task) for task in tasks]
 
     async def check(task: Task, answer: str | None) -> list[Finding]:
         async with room:
@@ -65,7 +94,7 @@ async def check_answers(environment: Environment, tasks: Sequence[Task], *, repe
     found = await asyncio.gather(*(check(task, answer) for task, answer in zip(tasks, answers, strict=True)))
     return Soundness(
         tasks=len(tasks),
-        unanswered=sum(answer is None for answer in answers),
+        unanswered=0 if isinstance(environment, Worked) else sum(answer is None for answer in answers),
         findings=tuple(one for findings in found for one in findings),
     )
 
@@ -77,9 +106,9 @@ async def _check(environment: Environment, task: Task, answer: str | None, repea
         (None, False, Fault.ACCEPTS_NONE),
         (JUNK, False, Fault.ACCEPTS_JUNK),
     ):
-        if given is None and wanted:
+        if given is None and wanted and not isinstance(environment, Worked):
             continue
-        verdicts = [await grade_episode(environment, task, Submission(answer=given), None, timeout_s=timeout_s) for _ in range(repeats)]
+        verdicts = [await _graded(environment, task, given, own=wanted, timeout_s=timeout_s) for _ in range(repeats)]
         broken = next((one for one in verdicts if isinstance(one, InfrastructureFailure)), None)
         if broken is not None:
             findings.append(Finding(task=task.id, fault=Fault.BREAKS, said=f"with {_shown(given)}: {broken.reason}"))
@@ -88,6 +117,12 @@ async def _check(environment: Environment, task: Task, answer: str | None, repea
         elif _passed(verdicts[0]) is not wanted:
             findings.append(Finding(task=task.id, fault=fault, said=f"with {_shown(given)}: {_said(verdicts[0])}"))
     return findings
+
+
+async def _graded(environment: Environment, task: Task, answer: str | None, *, own: bool, timeout_s: float) -> Verdict:
+    if own:
+        return await grade_own(environment, task, answer, timeout_s=timeout_s)
+    return await grade_episode(environment, task, Submission(answer=answer), None, timeout_s=timeout_s)
 
 
 def _passed(verdict: Verdict) -> bool:

@@ -20,11 +20,8 @@ from typing import Any
 import torch
 
 from sandmill.errors import ModelNotFound
+from sandmill.models.names import SMOLLM2, TINY_SHELL, TINY_TEXT, unknown
 
-TINY_SHELL = "sandmill/tiny-shell"
-TINY_TEXT = "sandmill/tiny-text"
-SMOLLM2 = "sandmill/smollm2-135m"
-BUNDLED = (TINY_SHELL, TINY_TEXT, SMOLLM2)
 MAX_DEFAULT_CONTEXT = 1024
 _NOT_THE_MODEL = frozenset({"transformers_version", "architectures", "dtype", "torch_dtype", "use_cache"})
 """Configuration keys that say how a model was saved or is run, not what it computes."""
@@ -67,7 +64,7 @@ def load(uri: str, *, seed: int = 0) -> LoadedModel:
     if uri.startswith("hf://"):
         return _from_hub(uri)
     if uri.startswith("sandmill/"):
-        raise ModelNotFound(f"there is no bundled model {uri}; bundled models are {', '.join(BUNDLED)}")
+        raise ModelNotFound(unknown(uri))
     return from_folder(Path(uri), name=uri)
 
 

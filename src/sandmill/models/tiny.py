@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from sandmill.models.loading import TINY_SHELL, TINY_TEXT, LoadedModel, loaded_model, quiet_transformers
+from sandmill.models.loading import LoadedModel, loaded_model, quiet_transformers
+from sandmill.models.names import TINY_SHELL, TINY_TEXT
 
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 MARKS = (PAD, EOS, UNKNOWN, "\n", "Q:", "$", "=", ";", "none", "error")

@@ -282,12 +282,15 @@ class _Attempt:
         if done.timed_out:
             output += f"\n[stopped after {limits.command_timeout_s:g} s]"
         self.commands.append(Command(script=script, exit_code=None if done.timed_out else done.exit_code, output=output))
+        if done.gone is not None:  # its time or money ran out under the command; asking the model on would be for nothing
+            with _boundary(Boundary.EXEC):
+                raise SandboxGone(sandbox.name, done.gone)
         return Reaction(text=output, ok=done.exit_code == 0 and not done.timed_out)
 
     def _could_not_start(self, script: str, error: ExecFailed) -> Reaction:
         """A live sandbox in which a command cannot be started is the agent's doing (its processes fill the limit, it locked its own folder,
         its script is too long): a failed command, or an agent could take its bad episodes out of training."""
-        reason = f"the command could not be started: {error.strerror or error}"
+        reason = str(error.strerror or error)
         self.commands.append(Command(script=script, exit_code=_CANNOT_START, output=reason))
         return Reaction(text=reason, ok=False)
 

@@ -11,13 +11,14 @@ import os
 from collections.abc import Mapping
 from typing import Final
 
-from sandmill.errors import SandboxGone
+from sandmill.errors import ConfigError, SandboxError, SandboxGone
 from sandmill.sandboxes.backends.native import wire
 from sandmill.sandboxes.backends.native.agent import Agent
 from sandmill.sandboxes.commands import Commands, Three, other_end, pipes
 from sandmill.sandboxes.dual import dual
 from sandmill.sandboxes.lifetime import Lifetime
 from sandmill.sandboxes.process import Capture, Completed, Process, Stdin, exec_failed
+from sandmill.sandboxes.spec import seconds
 
 DEFAULT_MAX_OUTPUT: Final = 1 << 20
 """Bytes of output kept per stream."""
@@ -59,23 +60,30 @@ class Commanding(abc.ABC):
         env: Mapping[str, str] | None = None,
         workdir: str | None = None,
         user: str = "user",
-        timeout: float | None = None,
+        timeout: float | str | None = None,
         stdin: bytes | str | Stdin | None = None,
         text: bool = True,
         tty: bool = False,
         max_output: int = DEFAULT_MAX_OUTPUT,
     ) -> Process:
-        """Starts a command and returns while it runs. Raises ExecFailed (nothing ran), SandboxGone.
+        """Starts a command and returns while it runs. Raises ExecFailed (nothing ran), ConfigError, SandboxGone.
 
         `stdin`: None (closed), bytes or text to feed, or PIPE. `tty`: on a pseudo-terminal, whose one stream is `stdout`. After
-        `timeout` seconds its whole process tree is killed. `max_output`: bytes per stream that wait unread at most (process.py).
+        `timeout` (seconds, or "5m") its whole process tree is killed. `max_output`: bytes per stream that wait unread at most (process.py).
         """
-        agent = await self._startable()
+        timeout_s, agent = seconds(timeout), await self._startable()
         feed = None if stdin is None or isinstance(stdin, Stdin) else wire.encode(stdin)
         ours, theirs = await self._terminal(user) if tty else pipes(with_stdin=stdin is not None)
-        process = Process(agent, ours[1], ours[2], ours[0], text=text, max_output=max_output, timeout_s=timeout)
-        message = self._commands.message(wire.EXEC_TTY if tty else 0, process.id, argv, env, workdir, user, fds=theirs)
+        process = Process(agent, ours[1], ours[2], ours[0], text=text, max_output=max_output, timeout_s=timeout_s)
+        try:
+            message = self._commands.message(wire.EXEC_TTY if tty else 0, process.id, argv, env, workdir, user, fds=theirs)
+        except (SandboxError, ConfigError) as error:
+            process.refuse(error)
+            for fd in set(theirs) - {-1}:
+                os.close(fd)
+            raise
         agent.send(message, close=tuple(set(theirs)))
+        process.program = argv[0]
         self.lifetime.enter()
         process.on_exit(self.lifetime.leave)
         await process.begin()
@@ -90,23 +98,28 @@ class Commanding(abc.ABC):
         env: Mapping[str, str] | None = None,
         workdir: str | None = None,
         user: str = "user",
-        timeout: float | None = None,
-        stdin: bytes = b"",
+        timeout: float | str | None = None,
+        stdin: bytes | str = b"",
         max_output: int = DEFAULT_MAX_OUTPUT,
         merge_stderr: bool = False,
     ) -> Completed:
         """Runs a command to its end. At most `max_output` bytes of each stream are kept (at the source); the rest is dropped with a flag.
 
-        After `timeout` seconds the command's whole process tree is killed and what it wrote is returned. Raises ExecFailed
-        (nothing ran), SandboxGone.
+        After `timeout` (seconds, or "5m") the command's whole process tree is killed and what it wrote is returned. Raises
+        ExecFailed (nothing ran), ConfigError, SandboxGone.
         """
-        agent, loop = await self._startable(), asyncio.get_running_loop()
+        timeout_s, agent, loop = seconds(timeout), await self._startable(), asyncio.get_running_loop()
         capture = self._capture(loop.create_future(), max_output)
         id = agent.listen(capture)
         flags = wire.EXEC_CAPTURE | (wire.EXEC_MERGE if merge_stderr else 0)
-        agent.send(self._commands.message(flags, id, argv, env, workdir, user, stdin=stdin, max_output=max_output))
+        try:
+            message = self._commands.message(flags, id, argv, env, workdir, user, stdin=wire.encode(stdin), max_output=max_output)
+        except (SandboxError, ConfigError):
+            agent.forget(id)
+            raise
+        agent.send(message)
         self.lifetime.enter()
-        deadline = None if timeout is None else loop.call_later(timeout, self._expire, id, capture)
+        deadline = None if timeout_s is None else loop.call_later(timeout_s, self._expire, id, capture)
         try:
             reply = await capture.future
         except asyncio.CancelledError:
@@ -117,7 +130,7 @@ class Commanding(abc.ABC):
                 deadline.cancel()
             self.lifetime.leave()
         if reply.flags & wire.NOT_STARTED:
-            raise exec_failed(reply.status)
+            raise exec_failed(reply.status, argv[0])
         return capture.completed(reply, self.lifetime.stopping)
 
     @dual

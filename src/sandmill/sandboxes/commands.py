@@ -32,6 +32,14 @@ Three = tuple[int, int, int]
 """Descriptors of standard input, output and error."""
 
 
+def checked(argv: tuple[str | bytes, ...]) -> tuple[str | bytes, ...]:
+    """A command's words as they came. Raises ConfigError for what is no text, such as a whole list of them."""
+    for word in argv:
+        if not isinstance(word, str | bytes):
+            raise ConfigError(f'every word of a command is text of its own, as in exec("ls", "-l"), not {word!r:.100}', field="argv")
+    return argv
+
+
 class Commands:
     """One sandbox's commands, with everything that does not change between them worked out once."""
 
@@ -78,7 +86,7 @@ class Commands:
     ) -> wire.Message:
         """The message that starts it under `id`. Raises ExecFailed for what execve could not carry, ConfigError for a wrong option."""
         who = self.who(user)
-        words = [wire.encode(word) for word in argv]
+        words = [wire.encode(word) for word in checked(argv)]
         if not words or any(b"\0" in word for word in words):
             raise ExecFailed(errno.EINVAL, "a command needs a program, and no argument may contain NUL")
         block, count = self._environment(user, env)

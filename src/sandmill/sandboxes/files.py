@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from sandmill.errors import SandboxFileError
+from sandmill.errors import ConfigError, SandboxFileError
 from sandmill.sandboxes.backends.native import wire
 
 
@@ -33,10 +33,17 @@ def absolute(path: str, workdir: str) -> bytes:
     return name
 
 
-def place(files: Mapping[str, bytes], workdir: str) -> bytes:
-    """Files by path relative to `workdir`, as a batch. Raises SandboxFileError for a path no file can have."""
+def contents(data: bytes | str, path: str) -> bytes:
+    """What a file is to hold. Raises ConfigError for what is neither bytes nor text."""
+    if not isinstance(data, str | bytes | bytearray | memoryview):
+        raise ConfigError(f"the contents of {path!r:.200} must be bytes or text, not {type(data).__name__}", field="files")
+    return wire.encode(data) if isinstance(data, str) else bytes(data)
+
+
+def place(files: Mapping[str, bytes | str], workdir: str) -> bytes:
+    """Files by path relative to `workdir`, as a batch. Raises SandboxFileError for a path no file can have, ConfigError."""
     try:
-        return wire.batch({posixpath.join(workdir, path): data for path, data in files.items()})
+        return wire.batch({posixpath.join(workdir, path): contents(data, path) for path, data in files.items()})
     except OSError as error:
         raise SandboxFileError(error.errno, error.strerror, error.filename) from None
 

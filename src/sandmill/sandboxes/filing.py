@@ -55,10 +55,10 @@ class Filing(abc.ABC):
     @dual
     async def write(self, path: str, data: bytes | str, *, user: str = "user") -> None:
         """Writes one file, making missing parent folders."""
-        await self._write({path: wire.encode(data)}, user)
+        await self._write({path: data}, user)
 
     @dual
-    async def write_files(self, files: Mapping[str, bytes], *, user: str = "user") -> None:
+    async def write_files(self, files: Mapping[str, bytes | str], *, user: str = "user") -> None:
         """Writes many files in one round trip, making missing parent folders. Raises SandboxFileError naming the first that failed."""
         await self._write(files, user)
 
@@ -102,7 +102,7 @@ class Filing(abc.ABC):
             raise file_error(errno.EISDIR if stat.S_ISDIR(kind) else errno.EINVAL, path)
         return fd
 
-    async def _write(self, files: Mapping[str, bytes], user: str) -> None:
+    async def _write(self, files: Mapping[str, bytes | str], user: str) -> None:
         await self.write_batch(place(files, self.spec.workdir), user)
 
     async def write_batch(self, payload: bytes, user: str) -> None:

@@ -45,7 +45,7 @@ class Pool:
 
     @dual
     async def take(
-        self, files: Mapping[str, bytes] | None = None, *, name: str | None = None, labels: Mapping[str, str] | None = None
+        self, files: Mapping[str, bytes | str] | None = None, *, name: str | None = None, labels: Mapping[str, str] | None = None
     ) -> Sandbox:
         """A fresh sandbox with `files` in its workdir: a ready one, or a new one when none is. Raises what `Sandbox.create` raises."""
         while self._ready:

@@ -21,10 +21,11 @@ from typing import Final
 
 import msgspec
 
-from sandmill.errors import ExecFailed, ExecTimeout, SandboxError, SandboxGone
+from sandmill.errors import ConfigError, ExecFailed, ExecTimeout, SandboxError, SandboxGone
 from sandmill.sandboxes.backends.native import wire
 from sandmill.sandboxes.backends.native.agent import Agent
 from sandmill.sandboxes.dual import dual
+from sandmill.sandboxes.spec import seconds
 from sandmill.sandboxes.streams import Input, Output
 
 
@@ -84,6 +85,12 @@ class Process:
         """Exit code, or minus the signal's number; None while the command runs."""
         self.usage: Usage | None = None
         self.timed_out = False
+        self.program: str | bytes = ""
+        """What was started, as its caller named it."""
+
+    def __repr__(self) -> str:
+        state = "runs" if self.returncode is None else f"ended with {self.returncode}"
+        return f"<Process {self.program!r:.100} {state}>"
 
     @property
     def signal(self) -> int | None:
@@ -96,13 +103,13 @@ class Process:
         return self.stdout.truncated or self.stderr.truncated
 
     @dual
-    async def wait(self, timeout: float | None = None) -> int:
-        """Waits for the end and returns `returncode`. Raises ExecTimeout after `timeout` seconds (the command runs on), SandboxGone."""
+    async def wait(self, timeout: float | str | None = None) -> int:
+        """Waits for the end and returns `returncode`. Raises ExecTimeout after `timeout` (the command runs on), SandboxGone."""
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(seconds(timeout)):
                 await asyncio.shield(self._exited)
         except TimeoutError:
-            raise ExecTimeout(f"the command still runs after {timeout} s") from None
+            raise ExecTimeout(f"the command still runs after {timeout}{'' if isinstance(timeout, str) else ' s'}") from None
         assert self.returncode is not None
         return self.returncode
 
@@ -150,7 +157,7 @@ class Process:
         if reply.op != wire.EXIT or self.returncode is not None:
             raise wire.MalformedError(f"an unexpected notice of kind {reply.op}")
         if reply.flags & wire.NOT_STARTED:
-            self._fail(exec_failed(reply.status))
+            self._fail(exec_failed(reply.status, self.program))
             return True
         self.returncode = os.waitstatus_to_exitcode(reply.status) if reply.status >= 0 else -signals.SIGKILL
         self.usage = usage_of(reply)
@@ -163,7 +170,12 @@ class Process:
         """Listener: the sandbox ended under the command; the output up to then is kept."""
         self._fail(error)
 
-    def _fail(self, error: SandboxError) -> None:
+    def refuse(self, error: SandboxError | ConfigError) -> None:
+        """Nothing was sent for it after all."""
+        self._agent.forget(self.id)
+        self._fail(error)
+
+    def _fail(self, error: SandboxError | ConfigError) -> None:
         for future in (self._started, self._exited):
             if not future.done():
                 future.set_exception(error)
@@ -268,8 +280,11 @@ def usage_of(reply: wire.AgentReply) -> Usage:
     )
 
 
-def exec_failed(number: int) -> ExecFailed:
+def exec_failed(number: int, program: str | bytes = "") -> ExecFailed:
     """The error for a command that execve, chdir or fork refused."""
+    what = f"the command {program!r:.200}" if program else "the command"
     if number == errno.EAGAIN:
-        return ExecFailed(number, "the command could not be started: its sandbox, or this machine, may have no more processes")
-    return ExecFailed(number, f"the command could not be started: {os.strerror(number)}")
+        return ExecFailed(number, f"{what} could not be started: its sandbox, or this machine, may have no more processes")
+    words = number == errno.ENOENT and len(program.split()) > 1
+    hint = '; give each word by itself, as in exec("ls", "-l"), or a line to a shell: exec("bash", "-c", line)' if words else ""
+    return ExecFailed(number, f"{what} could not be started: {os.strerror(number)}{hint}")

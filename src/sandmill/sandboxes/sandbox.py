@@ -37,7 +37,7 @@ from sandmill.sandboxes.images import HOST, Image, Use, resolve
 from sandmill.sandboxes.lifetime import Lifetime
 from sandmill.sandboxes.preserving import Preserving
 from sandmill.sandboxes.registry import SandboxRecord
-from sandmill.sandboxes.spec import Continuity, Egress, SandboxSpec
+from sandmill.sandboxes.spec import Continuity, Egress, SandboxSpec, check_names
 
 _READY_S: Final = 30.0
 _LAST_WORDS_S: Final = 0.5
@@ -81,7 +81,7 @@ class Sandbox(Filing, Preserving, Commanding):
         continuity: str = Continuity.EPHEMERAL,
         name: str | None = None,
         labels: Mapping[str, str] | None = None,
-        files: Mapping[str, bytes] | None = None,
+        files: Mapping[str, bytes | str] | None = None,
         backend: str | None = None,
         server: str | None = None,
     ) -> Sandbox:
@@ -119,7 +119,7 @@ class Sandbox(Filing, Preserving, Commanding):
         cls: type[Sandbox],  # noqa: N805 - a class comes first here
         spec: SandboxSpec,
         *,
-        files: Mapping[str, bytes] | None = None,
+        files: Mapping[str, bytes | str] | None = None,
         name: str | None = None,
         labels: Mapping[str, str] | None = None,
         server: str | None = None,
@@ -297,12 +297,13 @@ class Sandbox(Filing, Preserving, Commanding):
 async def _create(
     cls: type[Sandbox],
     spec: SandboxSpec,
-    files: Mapping[str, bytes] | None,
+    files: Mapping[str, bytes | str] | None,
     name: str | None,
     labels: Mapping[str, str] | None,
     server: str | None = None,
     outside: Outside | None = None,
 ) -> Sandbox:
+    check_names(name, labels)
     chosen, url = choose(spec.backend, server)
     if chosen is BackendName.SERVER:
         from sandmill.sandboxes.backends.remote.sandbox import create_remote

@@ -146,7 +146,7 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
             idle_timeout_s=parse_duration(idle_timeout, field="idle_timeout"),
             max_cost_microusd=None if max_cost is None else parse_usd(max_cost, field="max_cost"),
             price_microusd_per_hour=None if price_per_hour is None else parse_usd(price_per_hour, field="price_per_hour"),
-            network=network or Egress(),
+            network=_policy(network),
             env=dict(env or {}),
             workdir=workdir if workdir is not None else DEFAULT_WORKDIR if image is None else "",
             image=image,
@@ -192,6 +192,13 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
         return min(self.timeout_s, self.max_cost_microusd / self.microusd_per_hour * 3600)
 
 
+def _policy(network: object) -> Egress:
+    if network is None or isinstance(network, Egress):
+        return network or Egress()
+    written = 'Egress.deny(), Egress.allow("pypi.org") or Egress.open()'
+    raise ConfigError(f"expected {written}, found {network!r:.100}", field="network")
+
+
 def _continuity(text: str) -> Continuity:
     try:
         return Continuity(text)
@@ -199,7 +206,22 @@ def _continuity(text: str) -> Continuity:
         raise ConfigError(f"continuity must be Ephemeral or Snapshotted, not {text!r}", field="continuity") from None
 
 
+def seconds(timeout: float | str | None) -> float | None:
+    """A command's deadline: seconds, or a duration such as "5m". Raises ConfigError."""
+    return None if timeout is None else parse_duration(timeout, field="timeout")
+
+
+def check_names(name: str | None, labels: Mapping[str, str] | None) -> None:
+    """Raises ConfigError for what is no text; any text will do."""
+    if not isinstance(name, str | None):
+        raise ConfigError(f"a sandbox's name is text, not {name!r:.100}", field="name")
+    if any(not isinstance(word, str) for pair in (labels or {}).items() for word in pair):
+        raise ConfigError(f"labels and their values are text, not {dict(labels or {})!r:.100}", field="labels")
+
+
 def check_env(name: str, value: str) -> None:
     """Raises ConfigError for a variable that execve could not carry."""
+    if not isinstance(name, str) or not isinstance(value, str):
+        raise ConfigError(f"an environment variable and its value are text, not {name!r:.100} and {value!r:.100}", field="env")
     if not name or "=" in name or "\0" in name or "\0" in value:
         raise ConfigError(f"environment variable {name!r} has an empty name, '=' or NUL in it", field="env")

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from sandmill.environments.builtin.shell.families import GENERATORS, SIZES, Size, draft
 from sandmill.environments.builtin.shell.options import Options
 from sandmill.environments.builtin.shell.phrasings import PHRASINGS
 from sandmill.environments.builtin.shell.problem import Problem
 from sandmill.environments.builtin.shell.words import word_pools
+from sandmill.errors import ConfigError
+
+LARGEST_SPLIT: Final = 100_000
+"""Tasks are made, all of them, when an environment is; so many take half a minute."""
+_MOST_DRAWS: Final = 20
+"""Draws for each task that is wanted; then there are hardly any others."""
+_SIZES: Final = "spec.environment.trainTasks and heldOutTasks"
 
 
 def problem_from(rng: random.Random, family: str, pool: Sequence[str], size: Size, split: str) -> Problem:
@@ -19,7 +27,12 @@ def problem_from(rng: random.Random, family: str, pool: Sequence[str], size: Siz
 
 
 def problems(options: Options, split: str, count: int, seed: int) -> Iterator[tuple[int, Problem]]:
-    """The first `count` problems of a split with their indices, families in turn. An identity that came before is skipped."""
+    """The first `count` problems of a split with their indices, families in turn. An identity that came before is skipped.
+
+    Raises ConfigError where there are not as many.
+    """
+    if count > LARGEST_SPLIT:
+        raise ConfigError(f"the shell environment makes at most {LARGEST_SPLIT:,} tasks of a split, not {count:,}", field=_SIZES)
     pool = word_pools(seed)[split]
     size = SIZES[options.difficulty]
     seen: set[str] = set()
@@ -30,4 +43,6 @@ def problems(options: Options, split: str, count: int, seed: int) -> Iterator[tu
         if problem.identity not in seen:
             seen.add(problem.identity)
             yield index, problem
+        elif index > _MOST_DRAWS * count:
+            raise ConfigError(f"{', '.join(options.families)} have only about {len(seen)} different tasks; ask for fewer", field=_SIZES)
         index += 1

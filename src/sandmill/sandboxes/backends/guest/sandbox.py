@@ -37,7 +37,7 @@ from sandmill.sandboxes.images.image import Account
 from sandmill.sandboxes.lifetime import Lifetime
 from sandmill.sandboxes.process import Capture, Process, Stdin
 from sandmill.sandboxes.sandbox import Sandbox
-from sandmill.sandboxes.spec import DEFAULT_WORKDIR, PROCESS_LIMIT, Continuity, SandboxSpec
+from sandmill.sandboxes.spec import DEFAULT_WORKDIR, PROCESS_LIMIT, Continuity, SandboxSpec, seconds
 
 _DESTROY_S: Final = 30.0
 _MAKING_AT_ONCE: Final = 8
@@ -85,7 +85,7 @@ class GuestSandbox(Sandbox):
         env: Mapping[str, str] | None = None,
         workdir: str | None = None,
         user: str = "user",
-        timeout: float | None = None,
+        timeout: float | str | None = None,
         stdin: bytes | str | Stdin | None = None,
         text: bool = True,
         tty: bool = False,
@@ -94,15 +94,16 @@ class GuestSandbox(Sandbox):
         """As on this machine, but for `tty`."""
         if tty:
             self._refuse("give a command a terminal", "leave out tty=True")
-        agent = await self._startable()
+        timeout_s, agent = seconds(timeout), await self._startable()
         feed = None if stdin is None or isinstance(stdin, Stdin) else wire.encode(stdin)
-        process = GuestProcess(agent, self._lost, with_input=stdin is not None, text=text, max_output=max_output, timeout_s=timeout)
+        process = GuestProcess(agent, self._lost, with_input=stdin is not None, text=text, max_output=max_output, timeout_s=timeout_s)
         flags = 0 if stdin is None else wire.EXEC_INPUT
         try:
             agent.send(self._commands.message(flags, process.id, argv, env, workdir, user))
-        except (SandboxError, ConfigError):
-            agent.forget(process.id)
+        except (SandboxError, ConfigError) as error:
+            process.refuse(error)
             raise
+        process.program = argv[0]
         self.lifetime.enter()
         process.on_exit(self.lifetime.leave)
         await process.begin()
@@ -271,7 +272,7 @@ _rooms: dict[tuple[asyncio.AbstractEventLoop, str], asyncio.Semaphore] = {}
 
 
 async def create_guest(
-    backend: Backend, spec: SandboxSpec, files: Mapping[str, bytes] | None, name: str | None, labels: Mapping[str, str] | None
+    backend: Backend, spec: SandboxSpec, files: Mapping[str, bytes | str] | None, name: str | None, labels: Mapping[str, str] | None
 ) -> GuestSandbox:
     """A sandbox of this backend. Raises Unsupported, ConfigError, IsolationUnavailable, SandboxCreateFailed."""
     if spec.continuity is not Continuity.EPHEMERAL:

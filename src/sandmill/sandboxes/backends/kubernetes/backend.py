@@ -94,7 +94,7 @@ class Kubernetes:
             core = await self._connected()
             await core.list_namespaced_pod(self._settings.namespace, label_selector=_ours(), limit=1, _request_timeout=REQUEST_S)
         except IsolationUnavailable as error:
-            return Usable(ok=False, says=str(error), fix=_FIX)
+            return Usable(ok=False, says=str(error).removesuffix(f"; {_FIX}"), fix=_FIX)
         except FAILURES as error:
             return Usable(ok=False, says=f"the cluster does not answer as it should: {said(error)}", fix=_FIX)
         wall = f"runtime class {self._settings.runtime_class}" if self._settings.runtime_class else "the cluster's default runtime"
@@ -201,7 +201,7 @@ async def _configuration() -> Configuration:
             in_cluster: Any = config.load_incluster_config  # untyped
             in_cluster(client_configuration=found)
     except (ConfigException, OSError, ValueError, TypeError) as error:
-        raise IsolationUnavailable(f"backend kubernetes knows no cluster: {ascii(str(error)[:200])[1:-1]}; {_FIX}") from error
+        raise IsolationUnavailable(f"backend kubernetes knows no cluster: {ascii(str(error)[:200])[1:-1].rstrip('.')}; {_FIX}") from error
     return found
 
 

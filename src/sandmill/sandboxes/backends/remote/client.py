@@ -22,6 +22,8 @@ _RETRY_FOR_S: Final = 20.0
 WAIT_FOR_ROOM_S: Final = 120.0
 _PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 5.0
+_BETWEEN: Final = (502, 503, 504)
+"""A proxy's own words: whether its server got the request is unknown, and asking again with the same key is safe."""
 _ROOM: Final = ("QuotaExceeded", "SandboxStarting", "Unavailable", "CapacityUnavailable")
 
 
@@ -103,6 +105,8 @@ class Client:
         while True:
             try:
                 answer = await self._http.request(method, target, query or {}, sent, body)
+                if answer.status in _BETWEEN and "reason" not in object_of(answer):
+                    raise ConnectionError(f"HTTP {answer.status} from what stands before it")
             except UntrustedError:
                 raise
             except OSError as error:

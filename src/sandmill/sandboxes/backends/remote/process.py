@@ -6,16 +6,17 @@ import asyncio
 import base64
 import binascii
 import contextlib
+import errno
 import json
 import signal as signals
 from collections.abc import Mapping
 from typing import Any, Final
 
-from sandmill.errors import ExecFailed, SandboxError, SandboxGone
+from sandmill.errors import ConfigError, ExecFailed, SandboxError, SandboxGone
 from sandmill.sandboxes.backends.native import wire
 from sandmill.sandboxes.backends.remote.client import AnswerError, Client
 from sandmill.sandboxes.dual import dual
-from sandmill.sandboxes.process import Process, Usage
+from sandmill.sandboxes.process import Process, Usage, exec_failed
 from sandmill.sandboxes.streams import Input, Output
 
 _POLL: Final = "30s"
@@ -191,7 +192,7 @@ class RemoteProcess(Process):
         if not self._exited.done():
             self._exited.set_result(None)
 
-    def _fail(self, error: SandboxError) -> None:
+    def _fail(self, error: SandboxError | ConfigError) -> None:
         if not self._exited.done():
             self._exited.set_exception(error)
         self._close()
@@ -202,13 +203,9 @@ class RemoteProcess(Process):
         self.stderr.close()
 
 
-def not_started(status: dict[str, Any]) -> ExecFailed | None:
+def not_started(status: dict[str, Any], program: str | bytes) -> ExecFailed | None:
     """The error of a command that the server could not start."""
-    import errno
-    import os
-
     word = status.get("errno")
     if status.get("phase") != "Failed" or word is None:
         return None
-    number = getattr(errno, word, errno.EIO)
-    return ExecFailed(number, str(status.get("message") or f"the command could not be started: {os.strerror(number)}"))
+    return exec_failed(getattr(errno, str(word), errno.EIO), program)

@@ -15,7 +15,7 @@ from typing import IO, Any, Final
 
 import msgspec
 
-from sandmill.errors import ConfigError, SandboxError, SandboxFileError, SandboxGone
+from sandmill.errors import ConfigError, SandboxCreateFailed, SandboxError, SandboxFileError, SandboxGone
 from sandmill.sandboxes.backends.native import wire
 from sandmill.sandboxes.backends.remote.client import AnswerError, Client, client_of, object_of
 from sandmill.sandboxes.backends.remote.http import Answer
@@ -24,10 +24,10 @@ from sandmill.sandboxes.backends.remote.process import RemoteProcess, not_starte
 from sandmill.sandboxes.backends.remote.wiring import creation, entry, user_word, words
 from sandmill.sandboxes.commanding import DEFAULT_MAX_OUTPUT
 from sandmill.sandboxes.dual import dual
-from sandmill.sandboxes.files import FileEntry, open_flags
+from sandmill.sandboxes.files import FileEntry, contents, open_flags
 from sandmill.sandboxes.process import Completed, Process, Stdin
 from sandmill.sandboxes.registry import SandboxRecord
-from sandmill.sandboxes.spec import SandboxSpec, check_env
+from sandmill.sandboxes.spec import SandboxSpec, check_env, seconds
 
 _WRITES_AT_ONCE: Final = 8
 _JSON: Final = {"Accept": "application/json"}
@@ -58,7 +58,7 @@ class RemoteSandbox(RemotePreserving):
         env: Mapping[str, str] | None = None,
         workdir: str | None = None,
         user: str = "user",
-        timeout: float | None = None,
+        timeout: float | str | None = None,
         stdin: bytes | str | Stdin | None = None,
         text: bool = True,
         tty: bool = False,
@@ -71,12 +71,13 @@ class RemoteSandbox(RemotePreserving):
             spec.setdefault("env", []).append({"name": name, "value": value})
         if workdir is not None:
             spec["workingDir"] = posixpath.join(self.spec.workdir, workdir)
-        if timeout is not None:
-            spec["timeout"] = f"{max(1, round(timeout * 1000))}ms"
+        if (timeout_s := seconds(timeout)) is not None:
+            spec["timeout"] = f"{max(1, round(timeout_s * 1000))}ms"
         made = object_of(await self._ask("POST", f"sandboxes/{self.id}/processes", json={"spec": spec}))
-        if (error := not_started(made["status"])) is not None:
+        if (error := not_started(made["status"], argv[0])) is not None:
             raise error
         process = RemoteProcess(self._client, self.name, made, text=text, max_output=max_output, stdin=stdin is not None, tty=tty)
+        process.program = argv[0]
         if stdin is not None and not isinstance(stdin, Stdin):
             asyncio.get_running_loop().create_task(process.feed(wire.encode(stdin)))
         return process
@@ -88,8 +89,8 @@ class RemoteSandbox(RemotePreserving):
         env: Mapping[str, str] | None = None,
         workdir: str | None = None,
         user: str = "user",
-        timeout: float | None = None,
-        stdin: bytes = b"",
+        timeout: float | str | None = None,
+        stdin: bytes | str = b"",
         max_output: int = DEFAULT_MAX_OUTPUT,
         merge_stderr: bool = False,
     ) -> Completed:
@@ -148,14 +149,14 @@ class RemoteSandbox(RemotePreserving):
     @dual
     async def write(self, path: str, data: bytes | str, *, user: str = "user") -> None:
         """As on this machine."""
-        await self._file("PUT", path, {"user": user}, data=wire.encode(data))
+        await self._file("PUT", path, {"user": user}, data=contents(data, path))
 
     @dual
-    async def write_files(self, files: Mapping[str, bytes], *, user: str = "user") -> None:
+    async def write_files(self, files: Mapping[str, bytes | str], *, user: str = "user") -> None:
         """As on this machine, a few files at a time."""
         room = asyncio.Semaphore(_WRITES_AT_ONCE)
 
-        async def one(path: str, data: bytes) -> None:
+        async def one(path: str, data: bytes | str) -> None:
             async with room:
                 await self.write.aio(path, data, user=user)
 
@@ -285,7 +286,7 @@ class _Held(io.BytesIO):
 
 
 async def create_remote(
-    url: str, spec: SandboxSpec, files: Mapping[str, bytes] | None, name: str | None, labels: Mapping[str, str] | None
+    url: str, spec: SandboxSpec, files: Mapping[str, bytes | str] | None, name: str | None, labels: Mapping[str, str] | None
 ) -> RemoteSandbox:
     """A sandbox on the server at `url`. Raises ConfigError, IsolationUnavailable, SandboxCreateFailed."""
     if spec.price_microusd_per_hour is not None:
@@ -295,6 +296,8 @@ async def create_remote(
         value = await client.create({"metadata": {"generateName": "sb-", "annotations": name_note(name)}, "spec": creation(spec)})
     except AnswerError as error:
         raise error.of_creation() from error
+    except ConnectionError as error:
+        raise SandboxCreateFailed(f"{error}; start it (`sandmill serve`), or unset SANDMILL_API_URL to use this machine") from error
     spec = msgspec.structs.replace(spec, workdir=str(value["spec"]["workingDir"]))
     sandbox = RemoteSandbox(spec, client, value, name, dict(labels or {}))
     try:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from sandmill.errors import ConfigError, ExecFailed
 from sandmill.sandboxes.backends.native import wire
+from sandmill.sandboxes.commands import checked
 from sandmill.sandboxes.files import FileEntry
 from sandmill.sandboxes.process import exec_failed
 from sandmill.sandboxes.spec import Continuity, EgressMode, SandboxSpec
@@ -56,13 +57,13 @@ def _duration(seconds: float) -> str:
 def words(argv: tuple[str | bytes, ...]) -> list[str]:
     """A command as JSON can carry it. Raises ExecFailed for what execve could not, ConfigError for what JSON cannot."""
     try:
-        words = [word if isinstance(word, str) else word.decode() for word in argv]
+        words = [word if isinstance(word, str) else word.decode() for word in checked(argv)]
     except UnicodeDecodeError as error:
         raise ConfigError("a command for a server is text; put other bytes into a file", field="argv") from error
     if not words or any("\0" in word for word in words):
         raise ExecFailed(errno.EINVAL, "a command needs a program, and no argument may contain NUL")
     if any(len(wire.encode(word)) > _LONGEST_WORD for word in words):
-        raise exec_failed(errno.E2BIG)
+        raise exec_failed(errno.E2BIG, words[0])
     return words
 
 
