@@ -17,7 +17,7 @@ metadata: {{name: own}}
 spec:
   model: {{uri: sandmill/tiny-shell}}
   environment:
-    name: "harbor:{place}"
+    name: "harbor/{place}"
     trainTasks: 1
     heldOutTasks: 1
     options: {{base: host}}
@@ -33,14 +33,14 @@ def tasks(tmp_path):
 
 
 def test_each_task_has_its_line_and_a_bad_one_an_exit_code(sandmill, tasks):
-    done = sandmill("env", "check", f"harbor:{tasks}", "--option", "base=host", "--times", "2")
+    done = sandmill("env", "check", f"harbor/{tasks}", "--option", "base=host", "--times", "2")
     assert done.returncode == 3, done.stderr
     lines = done.stdout.decode().splitlines()
     assert lines[0].startswith("forgeable  forgeable: untouched passes with reward 1")
     assert lines[1].startswith("scores  sound (2 of ")
     assert lines[2].startswith("1 of 2 sound on ")
     again = sandmill(
-        "env", "check", f"harbor:{tasks}", "--option", "base=host", "--task", "scores", "--times", "1", "--no-cheats", "--json"
+        "env", "check", f"harbor/{tasks}", "--option", "base=host", "--task", "scores", "--times", "1", "--no-cheats", "--json"
     )
     assert again.returncode == 0
     found = json.loads(again.stdout)
@@ -54,16 +54,17 @@ def test_training_refuses_what_failed(sandmill, tasks):
     assert sandmill("env", "check", manifest, "--no-cheats").returncode == 3
     done = sandmill("train", manifest)
     assert done.returncode == 2
-    assert b"1 task(s) of harbor:tasks failed `sandmill env check`" in done.stderr
+    assert b"1 task(s) of harbor/tasks failed `sandmill env check`" in done.stderr
     assert b"such as forgeable: untouched passes with reward 1" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["harbor:/nowhere"], b"/nowhere: there is no such folder"),
+        (["harbor//nowhere"], b"/nowhere: there is no such folder"),
+        (["harbor:/nowhere"], b"'harbor:/nowhere' is not a reference: write harbor//nowhere"),
         (["harbor"], b"there is no environment 'harbor'"),
-        (["harbor:/nowhere", "--option", "base"], b"it takes KEY=VALUE"),
+        (["harbor//nowhere", "--option", "base"], b"it takes KEY=VALUE"),
     ],
 )
 def test_what_cannot_be_checked_is_said_in_one_sentence(sandmill, words, said):

@@ -29,6 +29,11 @@ def test_the_built_in_family():
         ("no_such_module_here:environment", "there is no Python module 'no_such_module_here'"),
         ("no/such/file.py:environment", r"there is no file no/such/file\.py"),
         (":environment", "is not a reference"),
+        ("harbor:tasks", "'harbor:tasks' is not a reference: write harbor/tasks"),
+        ("swebench:rows.jsonl", "write swebench/rows.jsonl"),
+        ("verl:data/train.parquet@0.9.1", "write verl/data/train.parquet@0.9.1"),
+        ("habor/tasks", "there is no environment 'habor/tasks'; the nearest is harbor/tasks"),
+        ("harbor/", "'harbor/' is not a reference: write harbor/PATH"),
     ],
 )
 def test_an_unknown_reference_is_one_sentence(reference, message):

@@ -34,7 +34,7 @@ def environment(cache):
     place, _ = cache
     image, commit = astropy_image.build(*cache)
     rows = astropy_image.rows(place, image, commit)
-    return registry.get(f"swebench:{rows}", EnvironmentSection(name="x", options={"package": str(place / "package"), "timeout_s": 300}))
+    return registry.get(f"swebench/{rows}", EnvironmentSection(name="x", options={"package": str(place / "package"), "timeout_s": 300}))
 
 
 def checked(environment, instance, *, cheats):

@@ -47,7 +47,7 @@ def harbor(folder):
         (task / "environment" / "Dockerfile").write_text("FROM debian\nWORKDIR /app\n")
         (task / "solution" / "solve.sh").write_text("touch out\n")
         (task / "tests" / "test.sh").write_text(VERIFY)
-    return {"name": f"harbor:{folder}", "options": {"base": "host"}}
+    return {"name": f"harbor/{folder}", "options": {"base": "host"}}
 
 
 def verl(folder):

@@ -14,6 +14,7 @@ from sandmill.config.load import load_manifest
 from sandmill.config.manifest import EnvironmentSection
 from sandmill.environments import registry
 from sandmill.environments.check import Checked, Status, all_tasks, check
+from sandmill.environments.formats import is_machines
 from sandmill.errors import ConfigError
 from sandmill.reports.audit import audit
 from sandmill.reports.inert import inert
@@ -37,7 +38,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 def is_for(target: str) -> bool:
     """Whether the target is a task set that is files, or a manifest."""
-    return registry.is_files(target) or (target.endswith((".yaml", ".yml")) and Path(target).is_file())
+    return is_machines(target) or (target.endswith((".yaml", ".yml")) and Path(target).is_file())
 
 
 def run(asked: Asked, *, as_json: bool) -> int:

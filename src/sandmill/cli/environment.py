@@ -17,7 +17,7 @@ from sandmill.config.document import Node, parse_value
 from sandmill.config.manifest import EnvironmentSection
 from sandmill.environments import foreign, registered, registry
 from sandmill.environments.environment import Environment
-from sandmill.environments.formats import FORMATS, is_foreign
+from sandmill.environments.formats import FORMATS, MACHINES, is_foreign
 from sandmill.environments.grading import grade_episode
 from sandmill.environments.packages import install
 from sandmill.environments.soundness import check_answers
@@ -94,13 +94,12 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 def list_environments(*, as_json: bool) -> int:
     """Prints what can be named and what is installed."""
     found = sorted(install.records().items(), key=lambda pair: -pair[1].created_s)
+    builtin, formats = sorted(registry.BUILTIN), sorted([*FORMATS, *MACHINES])
     if as_json:
-        known = {"builtin": sorted(registry.BUILTIN), "formats": sorted(FORMATS), "named": msgspec.to_builtins(registered.registered())}
+        known = {"builtin": builtin, "formats": formats, "named": msgspec.to_builtins(registered.registered())}
         sys.stdout.write(json.dumps({**known, "installed": [_record(key, one) for key, one in found]}, ensure_ascii=True) + "\n")
         return 0
-    sys.stdout.write(
-        f"built in   {', '.join(sorted(registry.BUILTIN))}\nformats    {', '.join(f'{name}/...' for name in sorted(FORMATS))}\n"
-    )
+    sys.stdout.write(f"built in   {', '.join(builtin)}\nformats    {', '.join(f'{name}/...' for name in formats)}\n")
     for named in registered.registered():
         digest = named.digest.removeprefix("sha256:")[:12]
         sys.stdout.write(f"named      {named.name}@{named.version}  {inert(named.reference, limit=100)}  {digest}\n")

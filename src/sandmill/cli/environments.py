@@ -70,7 +70,7 @@ def check(
     cheats: Annotated[bool, typer.Option("--cheats/--no-cheats", help="Of task folders: tries cheats too.")] = True,
     as_json: Json = False,
 ) -> None:
-    """Grades what must pass and what must not: a task's own answer, junk and silence; of task folders (harbor:PATH, swebench:FILE, or a
+    """Grades what must pass and what must not: a task's own answer, junk and silence; of task folders (harbor/PATH, swebench/FILE, or a
     manifest that names one), the reference solution, the untouched state and cheats."""
     from sandmill.cli import env_checking, environment
 

@@ -19,7 +19,7 @@ def on_loop(work, timeout_s=120):
 
 def harbor(place, **options):
     """The environment of task folders, on this machine's own programs."""
-    reference = f"harbor:{place}"
+    reference = f"harbor/{place}"
     return registry.get(reference, EnvironmentSection(name=reference, options={"base": "host", **options}))
 
 

@@ -194,7 +194,7 @@ def test_a_place_without_tasks_is_named(tmp_path):
 
 def test_the_reference_is_one_line_of_a_manifest(tmp_path):
     place = folders.greeting(tmp_path)
-    assert registry.get(f"harbor:{place}").name == "harbor:greeting"
+    assert registry.get(f"harbor/{place}").name == "harbor/greeting"
 
 
 def test_a_dockerfile_keeps_its_lines():

@@ -29,7 +29,7 @@ def make(tmp_path_factory):
     def environment(**changes):
         path = write_rows(root / "rows.jsonl", row(base_commit=commit, **changes))
         return registry.get(
-            f"swebench:{path}",
+            f"swebench/{path}",
             EnvironmentSection(name="x", options={"package": str(folder), "memory": "512Mi", "disk": "256Mi", "timeout_s": 60}),
         )
 

@@ -87,9 +87,9 @@ def test_a_file_that_holds_no_rows_is_named(tmp_path, name, text, said):
 def test_the_package_is_looked_for_before_anything_runs(tmp_path):
     path = write_rows(tmp_path / "rows.jsonl", row())
     with pytest.raises(ConfigError, match="the key 'package' is missing"):
-        registry.get(f"swebench:{path}", EnvironmentSection(name="x"))
+        registry.get(f"swebench/{path}", EnvironmentSection(name="x"))
     with pytest.raises(ConfigError, match="pip install --target"):
-        registry.get(f"swebench:{path}", EnvironmentSection(name="x", options={"package": str(tmp_path)}))
-    found = registry.get(f"swebench:{path}", EnvironmentSection(name="x", options={"package": str(package(tmp_path / "package"))}))
+        registry.get(f"swebench/{path}", EnvironmentSection(name="x", options={"package": str(tmp_path)}))
+    found = registry.get(f"swebench/{path}", EnvironmentSection(name="x", options={"package": str(package(tmp_path / "package"))}))
     assert [(task.id, task.prompt) for task in found.tasks] == [("own__adding-1", "add subtracts")]
     assert not any("+    return a + b" in str(task) or "test_add" in str(task) for task in found.tasks)

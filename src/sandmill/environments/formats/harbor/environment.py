@@ -1,4 +1,4 @@
-"""`harbor:PATH`: task folders as an environment. In: a folder of task folders (or one), both layouts. Out: tasks, sandboxes, verdicts.
+"""`harbor/PATH`: task folders as an environment. In: a folder of task folders (or one), both layouts. Out: tasks, sandboxes, verdicts.
 
 The reward is what the task's own verifier wrote, in a sandbox that the agent never was in (see `verifying`). What the agent did outside its
 workdir, declared artifacts and option `take` is not taken over, and recorded.
@@ -64,7 +64,7 @@ class HarborEnvironment:
         self._folders = {one.id: one for one in _read_all(Path(place).expanduser()) if one.id not in self.options.leave_out}
         if not self._folders:
             raise ConfigError("option leave_out leaves no task", field="options.leave_out")
-        self.name = f"harbor:{Path(place).expanduser().resolve().name}"
+        self.name = f"harbor/{Path(place).expanduser().resolve().name}"
         self._images = Images(self.options)
         self._progress: weakref.WeakKeyDictionary[Sandbox, _Progress] = weakref.WeakKeyDictionary()
         self._outside: dict[str, tuple[str, ...]] = {}

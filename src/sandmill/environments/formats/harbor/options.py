@@ -1,4 +1,4 @@
-"""The options of `harbor:PATH` in a manifest; a frozen record out."""
+"""The options of `harbor/PATH` in a manifest; a frozen record out."""
 
 from __future__ import annotations
 

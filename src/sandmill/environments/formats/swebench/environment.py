@@ -1,4 +1,4 @@
-"""`swebench:FILE`: rows of SWE-bench as an environment. In: rows, images, the `swebench` package. Out: tasks, sandboxes, verdicts.
+"""`swebench/FILE`: rows of SWE-bench as an environment. In: rows, images, the `swebench` package. Out: tasks, sandboxes, verdicts.
 
 The agent edits /testbed. What it leaves is taken as a patch, applied to a fresh copy of the image, and evaluated there as the benchmark
 does; the reward is 1 when the issue is resolved, else 0.
@@ -79,7 +79,7 @@ class SweBenchEnvironment:
         self._rows = {row.instance_id: row for row in read_rows(path) if row.instance_id not in self.options.leave_out}
         if not self._rows:
             raise ConfigError("option leave_out leaves no row", field="options.leave_out")
-        self.name = f"swebench:{path.name}"
+        self.name = f"swebench/{path.name}"
         self._worker = Worker(Path(self.options.package).expanduser())
         self._evaluations: dict[str, Evaluation] = {}
         self._turns: asyncio.Semaphore | None = None
