@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import hashlib
 import re
-import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Final
@@ -25,15 +24,15 @@ from sandmill.environments.foreign_interaction import ForeignInteraction, score_
 from sandmill.environments.formats import Plan, plan
 from sandmill.environments.interaction import Offer
 from sandmill.environments.packages.asked import AskedService
-from sandmill.environments.packages.install import Installed, Report, add_bytecode, install, remember
+from sandmill.environments.packages.install import Installed, Report, install
 from sandmill.environments.packages.loaded import Launch, Lost
+from sandmill.environments.packages.opening import not_loaded, open_package
 from sandmill.environments.packages.protocol import Description, Row, Score
 from sandmill.environments.packages.seats import Seats
-from sandmill.environments.packages.service import PackageService
 from sandmill.environments.packages.wheels import PYTHON
 from sandmill.environments.task import Boundary, Graded, InfrastructureFailure, NoAnswer, Submission, Task, Verdict
 from sandmill.environments.verdicts import reason_of
-from sandmill.errors import ConfigError, EnvironmentFailed, GraderFailed
+from sandmill.errors import ConfigError, GraderFailed
 from sandmill.sandboxes import Sandbox, SandboxSpec
 from sandmill.sandboxes.dual import block_on
 
@@ -44,8 +43,6 @@ PARALLEL: Final = 8
 GRADING_S: Final = 600.0
 """A grader's deadline when nobody sets a shorter one."""
 ROWS_S: Final = 600.0
-SLOW_LOAD_S: Final = 1.0
-"""A package that takes longer to load has its modules compiled."""
 
 
 class ForeignEnvironment:
@@ -185,12 +182,8 @@ def load(reference: str, section: EnvironmentSection, report: Report = lambda li
 
 
 async def _load(plan: Plan, section: EnvironmentSection, report: Report, fit: bool) -> ForeignEnvironment:
-    installed = await install(plan.package, report)
-    service = _service(plan, installed)
+    installed, service = await _opened(plan, report)
     try:
-        if isinstance(service, PackageService):
-            installed, service = await _warmed(plan, installed, service, report)
-            await remember(installed, plan.reference)
         return await _drawn(plan, section, installed, service, fit)
     except BaseException:
         await service.close()
@@ -198,12 +191,12 @@ async def _load(plan: Plan, section: EnvironmentSection, report: Report, fit: bo
         raise
 
 
-def _service(plan: Plan, installed: Installed) -> AskedService:
+async def _opened(plan: Plan, report: Report) -> tuple[Installed, AskedService]:
     if plan.remote:
         from sandmill.environments.formats.openenv_remote import RemoteService
 
-        return RemoteService(plan.remote, plan.load)
-    return PackageService(_launch(plan, installed))
+        return await install(plan.package, report), RemoteService(plan.remote, plan.load)
+    return await open_package(plan.package, lambda installed: _launch(plan, installed), plan.name, plan.reference, report)
 
 
 def _launch(plan: Plan, installed: Installed) -> Launch:
@@ -217,22 +210,6 @@ def _launch(plan: Plan, installed: Installed) -> Launch:
     )
 
 
-async def _warmed(plan: Plan, installed: Installed, service: PackageService, report: Report) -> tuple[Installed, PackageService]:
-    """The package loaded; after its first load, from an image in which what it imports is compiled."""
-    started = time.monotonic()
-    report(f"loading {plan.name}")
-    try:
-        worker = await service.worker()
-    except (GraderFailed, TimeoutError) as error:
-        raise _not_loaded(plan, error) from error
-    if installed.record.compiled or time.monotonic() - started < SLOW_LOAD_S:
-        return installed, service
-    report(f"compiling {len(worker.description.modules)} modules of {plan.name}")
-    await service.close()
-    installed = await add_bytecode(installed, worker.description.modules)
-    return installed, PackageService(_launch(plan, installed))
-
-
 async def _drawn(plan: Plan, section: EnvironmentSection, installed: Installed, service: AskedService, fit: bool) -> ForeignEnvironment:
     try:
         worker = await service.worker()
@@ -242,14 +219,10 @@ async def _drawn(plan: Plan, section: EnvironmentSection, installed: Installed, 
 
         splits = await draw(worker.description, section, fetch, plan.source, allow_answers=plan.common.allow_answers_in_prompts, fit=fit)
     except (GraderFailed, TimeoutError) as error:
-        raise _not_loaded(plan, error) from error
+        raise not_loaded(plan.name, error) from error
     spoken = worker.description.multi_turn or worker.description.tools
     kind = DialogueEnvironment if spoken else ForeignEnvironment
     return kind(plan, installed, worker.description, service, splits)
-
-
-def _not_loaded(plan: Plan, error: Exception) -> EnvironmentFailed:
-    return EnvironmentFailed(f"environment {plan.name} could not be loaded: {error}")
 
 
 def _digest(plan: Plan, installed: Installed, splits: Mapping[str, Sequence[Task]], rows: Mapping[str, Row]) -> str:

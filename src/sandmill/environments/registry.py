@@ -24,6 +24,7 @@ from sandmill.errors import ConfigError, EnvironmentFailed, SandmillError, Unkno
 
 if TYPE_CHECKING:
     from sandmill.environments.environment import Environment
+    from sandmill.environments.packages.install import Report
 
 _MEMBERS = ("name", "version", "digest", "sandbox", "splits", "files", "prepare", "collect", "grade")
 
@@ -38,15 +39,16 @@ BUILTIN: Mapping[str, Callable[[EnvironmentSection], Environment]] = {"shell@1.0
 """Reference -> factory."""
 
 
-def get(reference: str, section: EnvironmentSection | None = None) -> Environment:
+def get(reference: str, section: EnvironmentSection | None = None, report: Report = lambda line: None) -> Environment:
     """The environment that `reference` names, made from `section` (defaults where None), checked and safe to grade with.
 
     A built-in one grades in this process, one of another format in its sandbox, a user's own in child processes (see `isolation`).
+    `report` is told in words what is installed and loaded.
     Raises UnknownEnvironment (naming the nearest), ConfigError (an option, an ill-formed task, a leak between splits) and
     EnvironmentFailed (the user's module raised while it was loaded).
     """
     section = section if section is not None else EnvironmentSection(name=reference)
-    environment = load(reference, section)
+    environment = load(reference, section, report)
     check_splits(environment.splits, f"{environment.name}@{environment.version}")
     if not _is_own(reference):
         return environment
@@ -55,10 +57,10 @@ def get(reference: str, section: EnvironmentSection | None = None) -> Environmen
     return isolated(environment, reference, section)
 
 
-def load(reference: str, section: EnvironmentSection) -> Environment:
+def load(reference: str, section: EnvironmentSection, report: Report = lambda line: None) -> Environment:
     """As `get`, without the check of its tasks and with its grader in this process."""
     if is_machines(reference):
-        return machines(reference, section)
+        return machines(reference, section, report)
     if _is_own(reference):
         return _own(reference, section)
     if reference in BUILTIN:
@@ -66,12 +68,12 @@ def load(reference: str, section: EnvironmentSection) -> Environment:
     if is_foreign(reference):
         from sandmill.environments import foreign
 
-        return foreign.load(reference, section)
+        return foreign.load(reference, section, report)
     from sandmill.environments import registered
 
     entry = registered.find(reference)
     if entry is not None:
-        return registered.load(entry, section)
+        return registered.load(entry, section, report)
     raise UnknownEnvironment(_unknown(reference, [f"{one.name}@{one.version}" for one in registered.registered()]))
 
 

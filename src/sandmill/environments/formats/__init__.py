@@ -17,13 +17,14 @@ from sandmill.errors import UnknownEnvironment
 
 if TYPE_CHECKING:
     from sandmill.environments.environment import Environment
+    from sandmill.environments.packages.install import Report
 
 
 class Machines(Protocol):
     """A module of MACHINES."""
 
-    def load(self, what: str, section: EnvironmentSection) -> Environment:
-        """Raises ConfigError. Builds no image."""
+    def load(self, what: str, section: EnvironmentSection, report: Report) -> Environment:
+        """Raises ConfigError, EnvironmentFailed. Builds no image."""
         ...
 
 
@@ -75,13 +76,13 @@ def plan(reference: str, section: EnvironmentSection) -> Plan:
     return made.plan(Reference(text=reference, format=name, what=what, version=version), section)
 
 
-def machines(reference: str, section: EnvironmentSection) -> Environment:
+def machines(reference: str, section: EnvironmentSection, report: Report) -> Environment:
     """The environment of a reference for which `is_machines`. Raises UnknownEnvironment, ConfigError naming the field."""
     name, _, what = reference.partition("/")
     if not what or not what.isprintable():
         raise UnknownEnvironment(f"{reference[:120]!a} is not a reference: write {name}/PATH")
     module = importlib.import_module(MACHINES[name])
-    return cast("Machines", module).load(what, section)
+    return cast("Machines", module).load(what, section, report)
 
 
 __all__ = ["FORMATS", "MACHINES", "Plan", "is_foreign", "is_machines", "machines", "misspelt", "plan"]

@@ -2,10 +2,11 @@
 
 from sandmill.config.manifest import EnvironmentSection
 from sandmill.environments.formats.harbor.environment import HarborEnvironment
+from sandmill.environments.packages.install import Report
 
 
-def load(place: str, section: EnvironmentSection) -> HarborEnvironment:
-    """The environment of what lies at `place`. Raises ConfigError."""
+def load(place: str, section: EnvironmentSection, report: Report) -> HarborEnvironment:
+    """The tasks in a folder, which installs nothing. Raises ConfigError."""
     return HarborEnvironment(place, section)
 
 
