@@ -36,8 +36,9 @@ def test_each_task_has_its_line_and_a_bad_one_an_exit_code(sandmill, tasks):
     done = sandmill("env", "check", f"harbor/{tasks}", "--option", "base=host", "--times", "2")
     assert done.returncode == 3, done.stderr
     lines = done.stdout.decode().splitlines()
-    assert lines[0].startswith("forgeable  forgeable: untouched passes with reward 1")
-    assert lines[1].startswith("scores  sound (2 of ")
+    assert lines[0].startswith("forgeable  forgeable  solution 2/2, no work 2/2, cheats ")
+    assert lines[0].endswith(": untouched passes with reward 1")
+    assert lines[1].startswith("scores  sound  solution 2/2, no work 0/2, cheats 0/")
     assert lines[2].startswith("1 of 2 sound on ")
     again = sandmill(
         "env", "check", f"harbor/{tasks}", "--option", "base=host", "--task", "scores", "--times", "1", "--no-cheats", "--json"
@@ -64,7 +65,8 @@ def test_training_refuses_what_failed(sandmill, tasks):
         (["harbor//nowhere"], b"/nowhere: there is no such folder"),
         (["harbor:/nowhere"], b"'harbor:/nowhere' is not a reference: write harbor//nowhere"),
         (["harbor"], b"there is no environment 'harbor'"),
-        (["harbor//nowhere", "--option", "base"], b"it takes KEY=VALUE"),
+        (["harbor//nowhere", "--option", "base"], b"it is KEY=VALUE"),
+        (["python/no.yaml"], b"no.yaml"),
     ],
 )
 def test_what_cannot_be_checked_is_said_in_one_sentence(sandmill, words, said):

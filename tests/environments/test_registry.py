@@ -41,6 +41,11 @@ def test_an_unknown_reference_is_one_sentence(reference, message):
         registry.get(reference)
 
 
+def test_tasks_of_a_package_of_ones_own_are_not_left_out_here():
+    with pytest.raises(ConfigError, match=r"shell@1\.0\.0 draws its own splits; leave tasks out of them there"):
+        registry.get("shell@1.0.0", EnvironmentSection(name="shell@1.0.0", leave_out=("x",)))
+
+
 def test_a_file_with_an_object(tmp_path):
     environment = registry.get(write_environment(tmp_path, GRADE))
     assert isinstance(environment, IsolatedEnvironment)

@@ -9,7 +9,8 @@ import pytest
 
 from sandmill.config.manifest import EnvironmentSection
 from sandmill.environments import registry
-from sandmill.environments.check import REFERENCE, UNTOUCHED, Status, all_tasks, check
+from sandmill.environments.attempts import Kind
+from sandmill.environments.check import Status, all_tasks, check
 from sandmill.environments.formats.swebench.harness import DESCRIBING, READING, Evaluation, Harness
 from sandmill.environments.formats.swebench.rows import read_rows
 from sandmill.sandboxes import loop
@@ -33,7 +34,7 @@ def checked(environment, instance, *, cheats):
 @pytest.mark.parametrize("instance", astropy_image.INSTANCES)
 def test_gold_resolves_and_base_does_not(environment, instance):
     found = checked(environment, instance, cheats=False)
-    assert {trial.what: (trial.passed, trial.reward) for trial in found.trials} == {REFERENCE: (True, 1.0), UNTOUCHED: (False, 0.0)}
+    assert {trial.kind: (trial.passed, trial.reward) for trial in found.trials} == {Kind.SOLUTION: (True, 1.0), Kind.NOTHING: (False, 0.0)}
     assert found.status is Status.SOUND
 
 

@@ -17,10 +17,10 @@ from sandmill.config.document import Node, parse_value
 from sandmill.config.manifest import EnvironmentSection
 from sandmill.environments import foreign, registered, registry
 from sandmill.environments.environment import Environment
-from sandmill.environments.formats import FORMATS, MACHINES, is_foreign
+from sandmill.environments.formats import FORMATS, MACHINES, is_foreign, is_machines
 from sandmill.environments.grading import grade_episode
 from sandmill.environments.packages import install
-from sandmill.environments.soundness import check_answers
+from sandmill.environments.packages.install import Report
 from sandmill.environments.task import InfrastructureFailure, Submission, Task
 from sandmill.errors import ConfigError, EnvironmentFailed, UnknownEnvironment
 from sandmill.reports.inert import inert, inert_block
@@ -82,13 +82,22 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
     def load(self, *, quiet: bool = False) -> Environment:
         """The environment, with fewer tasks where it has fewer."""
-        report = (lambda line: None) if quiet else (lambda line: print(inert(line, limit=200), file=sys.stderr, flush=True))
+        report = reporting(quiet=quiet)
         entry = registered.find(self.reference)
         if entry is not None:
             return registered.load(entry, self.section, report, fit=True)
+        if is_machines(self.reference):  # as many as there are
+            return registry.get(
+                self.reference, EnvironmentSection(name=self.reference, seed=self.section.seed, options=self.section.options), report
+            )
         if not is_foreign(self.reference):
-            return registry.get(self.reference, self.section)
+            return registry.get(self.reference, self.section, report)
         return foreign.load(self.reference, self.section, report, fit=True)
+
+
+def reporting(*, quiet: bool) -> Report:
+    """Prints each line of an installation to standard error, or none."""
+    return (lambda line: None) if quiet else (lambda line: print(inert(line, limit=200), file=sys.stderr, flush=True))
 
 
 def list_environments(*, as_json: bool) -> int:
@@ -132,7 +141,7 @@ def show(wanted: Wanted, *, examples: int, name: str | None = None, as_json: boo
                 environment.name, environment.version = entry.name, entry.version
             return _described(environment, examples)
         finally:
-            await _closed(environment)
+            await closed(environment)
 
     found = _waited(work())
     if as_json:
@@ -154,30 +163,6 @@ def show(wanted: Wanted, *, examples: int, name: str | None = None, as_json: boo
     return 0
 
 
-def check(wanted: Wanted, *, repeats: int, as_json: bool) -> int:
-    """Checks some tasks' graders. Raises EnvironmentFailed when one is unsound."""
-    environment = wanted.load(quiet=as_json)
-    tasks = [task for name in ("train", "heldout") for task in environment.splits[name][: wanted.section.train_tasks]]
-
-    async def work() -> Any:
-        try:
-            return await check_answers(environment, tasks, repeats=repeats)
-        finally:
-            await _closed(environment)
-
-    found = _waited(work())
-    if as_json:
-        sys.stdout.write(json.dumps(msgspec.to_builtins(found), ensure_ascii=True) + "\n")
-    else:
-        for one in found.findings:
-            sys.stdout.write(f"{inert(one.task)}  {one.fault}  {inert(one.said, limit=200)}\n")
-        unknown = f", {found.unanswered} of them without an answer of their own" if found.unanswered else ""
-        sys.stdout.write(f"{found.tasks} tasks checked{unknown}; {len(found.findings)} faults\n")
-    if found.findings:
-        raise EnvironmentFailed(f"{len({one.task for one in found.findings})} of {found.tasks} tasks are not sound; see above")
-    return 0
-
-
 def run(wanted: Wanted, id: str | None, answer: str | None, *, expected: bool, as_json: bool) -> int:
     """Grades one answer to one task, or shows the task. Raises EnvironmentFailed where the grader broke."""
     environment = wanted.load(quiet=as_json)
@@ -193,7 +178,7 @@ def run(wanted: Wanted, id: str | None, answer: str | None, *, expected: bool, a
         try:
             return None if given is None else await grade_episode(environment, task, Submission(answer=given), None, timeout_s=_TIMEOUT_S)
         finally:
-            await _closed(environment)
+            await closed(environment)
 
     verdict = _waited(work())
     shown = {"task": task.id, "prompt": task.prompt, "answer": given, "verdict": msgspec.to_builtins(verdict)}
@@ -298,7 +283,8 @@ def _plain(node: Node) -> Any:
     return {key: _plain(inner) for key, inner in node.value.items()} if isinstance(node.value, dict) else node.value
 
 
-async def _closed(environment: Environment) -> None:
+async def closed(environment: Environment) -> None:
+    """Ends what an environment keeps running, where it keeps something."""
     close = getattr(environment, "close", None)
     if close is not None:
         await close()

@@ -21,7 +21,7 @@ OPTIONAL = (
     "demonstrations",
     "episode_turn",
     *("sandbox_for", "grade_sandbox", "grading_timeout_s", "next_message", "agent_timeout_s"),
-    *("solve", "has_solution", "cheats", "task_digest", "outside", "expected_answer"),
+    *("solve", "has_solution", "cheats", "task_digest", "outside", "expected_answer", "solution"),
 )
 """All that it may have besides: scripted dialogues to warm-start on, and what `handover` names."""
 

@@ -62,7 +62,8 @@ class ForeignEnvironment:
         self.sandbox = SandboxSpec()
         self.splits: Mapping[str, Sequence[Task]] = {name: tuple(one.task for one in drawn) for name, drawn in splits.items()}
         self._rows = {one.task.id: one.row for drawn in splits.values() for one in drawn}
-        self.digest = _digest(plan, installed, self.splits, self._rows)
+        self._base = _base(plan, installed)
+        self.digest = _digest(self._base, self.splits, self._rows)
         self._passes_at = description.passes_at if plan.common.pass_at is None else plan.common.pass_at
         self._turns: asyncio.Semaphore | None = None
 
@@ -109,6 +110,13 @@ class ForeignEnvironment:
     def expected_answer(self, task: Task) -> str | None:
         """An answer that should get the full reward, where the package knows one. Never shown to a policy."""
         return self._rows[task.id].answer
+
+    def task_digest(self, task: Task) -> str:
+        """sha256 (hex) over what is installed, how it is loaded and the task with its answer; not over how many are drawn."""
+        row = self._rows[task.id]
+        whole = self._base.copy()
+        whole.update(f"{task.prompt}\0{row.answer}\0".encode("utf-8", "surrogatepass") + bytes(row.row))
+        return whole.hexdigest()
 
     def demonstrations(self, seed: int) -> Iterator[Demonstration]:
         """How an episode goes, right one time in ten (see `confusion`). Raises ConfigError where answers are not known."""
@@ -225,10 +233,16 @@ async def _drawn(plan: Plan, section: EnvironmentSection, installed: Installed, 
     return kind(plan, installed, worker.description, service, splits)
 
 
-def _digest(plan: Plan, installed: Installed, splits: Mapping[str, Sequence[Task]], rows: Mapping[str, Row]) -> str:
-    """Over what is installed, how it is loaded, and every task drawn with its answer."""
+def _base(plan: Plan, installed: Installed) -> hashlib._Hash:
+    """Over what is installed and how it is loaded."""
     whole = hashlib.sha256(f"{plan.name}\0{installed.record.digest}\0{plan.adapter}\0".encode())
     whole.update(msgspec.json.encode([plan.load, plan.common, plan.beside], order="deterministic"))
+    return whole
+
+
+def _digest(base: hashlib._Hash, splits: Mapping[str, Sequence[Task]], rows: Mapping[str, Row]) -> str:
+    """Over that, and every task drawn with its answer."""
+    whole = base.copy()
     for split, tasks in splits.items():
         for task in tasks:
             whole.update(f"{split}\0{task.id}\0{task.identity}\0{task.prompt}\0{rows[task.id].answer}\0".encode("utf-8", "surrogatepass"))

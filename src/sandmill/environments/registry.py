@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, cast
 
 from sandmill.config.manifest import EnvironmentSection
 from sandmill.environments.formats import FORMATS, MACHINES, is_foreign, is_machines, machines, misspelt
-from sandmill.environments.splits import check_splits
+from sandmill.environments.splits import LEFT_OUT, check_splits
 from sandmill.errors import ConfigError, EnvironmentFailed, SandmillError, UnknownEnvironment
 
 if TYPE_CHECKING:
@@ -61,6 +61,8 @@ def load(reference: str, section: EnvironmentSection, report: Report = lambda li
     """As `get`, without the check of its tasks and with its grader in this process."""
     if is_machines(reference):
         return machines(reference, section, report)
+    if section.leave_out and (_is_own(reference) or reference in BUILTIN):
+        raise ConfigError(f"{reference} draws its own splits; leave tasks out of them there", field=LEFT_OUT)
     if _is_own(reference):
         return _own(reference, section)
     if reference in BUILTIN:

@@ -60,7 +60,7 @@ def resolve_environment(spec: Spec) -> Environment:
         if split not in environment.splits:
             known = ", ".join(environment.splits)
             raise ConfigError(f"{spec.environment.name} has no split {split!r}; it has {known}", field="spec.evaluation.splits")
-    refuse_failing(environment)
+    refuse_failing(environment, allow=spec.environment.allow_failing)
     return on_loop(equipped(environment, spec.tools.mcp))
 
 

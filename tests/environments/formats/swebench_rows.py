@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from sandmill.environments.formats.swebench.harness import READING
 from sandmill.environments.packages.install import records, remove
 from sandmill.sandboxes import Image, Sandbox
 
@@ -54,6 +53,8 @@ PYTHONPATH=/.sandmill/site:$PYTHONPATH python3 -m pytest -rA -p no:cacheprovider
 : '>>>>> End Test Output'
 git checkout HEAD test_adding.py
 """
+RELEASE, OTHER, BROKEN = "99.1", "99.2", "99.3"
+"""Of packages that nobody published: a published one may be installed already."""
 PARSER = """
 def parse(log, spec):
     found = {}
@@ -106,8 +107,9 @@ def index(folder: Path) -> Iterator[Path]:
         "swebench/harness/constants/__init__.py": "",
     }
     folder.mkdir()
-    wheel(folder, "swebench", {**files, "swebench/harness/log_parsers/__init__.py": PARSER}, READING)
-    wheel(folder, "swebench", {**files, "swebench/harness/log_parsers/__init__.py": "import no_such_module"}, "5.0.3")
+    for release in (RELEASE, OTHER):
+        wheel(folder, "swebench", {**files, "swebench/harness/log_parsers/__init__.py": PARSER}, release)
+    wheel(folder, "swebench", {**files, "swebench/harness/log_parsers/__init__.py": "import no_such_module"}, BROKEN)
     wheel(folder, "unidiff", {"unidiff/__init__.py": ""}, "1.0.1")
     before = set(records())
     with pytest.MonkeyPatch.context() as patch:

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 from harbor_attempts import attempted, on_loop
-from swebench_rows import FIX, build_image, index, row, write_rows
+from swebench_rows import FIX, RELEASE, build_image, index, row, write_rows
 
 from sandmill.config.manifest import EnvironmentSection
 from sandmill.environments import registry
@@ -29,7 +29,7 @@ def make(tmp_path_factory):
     def environment(**changes):
         path = write_rows(root / "rows.jsonl", row(base_commit=commit, **changes))
         section = EnvironmentSection(name="x", options={"memory": "512Mi", "disk": "256Mi", "timeout_s": 60})
-        made.append(registry.get(f"swebench/{path}", section))
+        made.append(registry.get(f"swebench/{path}@{RELEASE}", section))
         return made[-1]
 
     with index(root / "index"):

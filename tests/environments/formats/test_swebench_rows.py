@@ -4,10 +4,11 @@ import json
 
 import pytest
 from harbor_attempts import on_loop
-from swebench_rows import index, row, write_rows
+from swebench_rows import BROKEN, OTHER, RELEASE, index, row, write_rows
 
 from sandmill.config.manifest import EnvironmentSection
 from sandmill.environments import registry
+from sandmill.environments.formats.swebench import release_for
 from sandmill.environments.formats.swebench.environment import image_name
 from sandmill.environments.formats.swebench.rows import read_rows
 from sandmill.environments.packages.install import records
@@ -88,12 +89,12 @@ def test_a_file_that_holds_no_rows_is_named(tmp_path, name, text, said):
 
 @pytest.fixture
 def get(tmp_path):
-    """The environment of a row, from `swebench/FILE`; what follows the file comes after it."""
+    """The environment of a row, from `swebench/FILE@RELEASE`."""
     path = write_rows(tmp_path / "rows.jsonl", row())
     made = []
 
-    def environment(release="", **options):
-        made.append(registry.get(f"swebench/{path}{release}", EnvironmentSection(name="x", options=options)))
+    def environment(release=RELEASE, **options):
+        made.append(registry.get(f"swebench/{path}@{release}", EnvironmentSection(name="x", options=options)))
         return made[-1]
 
     with index(tmp_path / "index"):
@@ -112,24 +113,31 @@ def test_the_package_is_installed_as_any_other_and_listed_by_what_uses_it(get):
     before = set(records())
     get()
     (found,) = [one for key, one in records().items() if key not in before]
-    assert [(one.name, one.version) for one in found.wheels] == [("swebench", "5.0.2"), ("unidiff", "1.0.1")]
+    assert [(one.name, one.version) for one in found.wheels] == [("swebench", RELEASE), ("unidiff", "1.0.1")]
     assert [one.partition("/")[0] for one in found.references] == ["swebench"]
 
 
 def test_another_release_is_another_grading(get):
-    task = get().tasks[0]
-    assert get().task_digest(task) == get("@5.0.2").task_digest(task)
-    with pytest.raises(EnvironmentFailed, match=r"swebench 5\.0\.3 could not be loaded: .*no_such_module"):
-        get("@5.0.3")
+    first, again, other = (get(release) for release in (RELEASE, RELEASE, OTHER))
+    assert first.digest == again.digest != other.digest
+
+
+def test_a_release_that_cannot_be_loaded_says_why(get):
+    with pytest.raises(EnvironmentFailed, match=r"swebench 99\.3 could not be loaded: .*no_such_module"):
+        get(BROKEN)
+
+
+def test_rows_decide_the_release_that_nobody_names(tmp_path):
+    newer, older = read_rows(write_rows(tmp_path / "rows.jsonl", row(), row(instance_id="b", eval_script="", log_parser="")))
+    assert (release_for([newer]), release_for([newer, older])) == ("5.0.2", "4.1.0")
 
 
 @pytest.mark.parametrize(
     ("release", "options", "error", "said"),
     [
-        ("@9.9", {}, EnvironmentFailed, "there is no swebench==9.9 that fits this Python"),
-        ("", {"package": "folder"}, ConfigError, "package"),
-        ("", {"at_timeout": "never"}, ConfigError, "it is unsolved or failure"),
-        ("", {"leave_out": ["own__adding-1"]}, ConfigError, "leaves no row"),
+        ("99.9", {}, EnvironmentFailed, "there is no swebench==99.9 that fits this Python"),
+        (RELEASE, {"package": "folder"}, ConfigError, "package"),
+        (RELEASE, {"at_timeout": "never"}, ConfigError, "it is unsolved or failure"),
     ],
 )
 def test_what_cannot_be_used_is_said_before_anything_runs(get, release, options, error, said):

@@ -98,7 +98,8 @@ class SweBench:
 
     def parse(self, row: dict[str, Any], log_parser: str, log: str) -> dict[str, Any]:
         """What every test of a log (base64) came to."""
-        parser = self.parsers.PARSER_REGISTRY.get(log_parser) if log_parser else self.parsers.MAP_REPO_TO_PARSER.get(row["repo"])
+        names = getattr(self.parsers, "PARSER_REGISTRY" if log_parser else "MAP_REPO_TO_PARSER", {})
+        parser = names.get(log_parser or row["repo"])
         if parser is None:
             raise LookupError(f"this release of swebench has no parser {log_parser or row['repo']!r}")
         text = base64.b64decode(log).decode("utf-8", "replace")

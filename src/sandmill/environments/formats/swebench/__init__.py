@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -10,9 +11,9 @@ from sandmill.config.manifest import EnvironmentSection
 from sandmill.environments.formats.swebench.environment import SweBenchEnvironment
 from sandmill.environments.formats.swebench.harness import DESCRIBING, READING, Harness
 from sandmill.environments.formats.swebench.options import parse_options
-from sandmill.environments.formats.swebench.rows import read_rows
+from sandmill.environments.formats.swebench.rows import Row, read_rows
 from sandmill.environments.packages.install import Report
-from sandmill.errors import ConfigError
+from sandmill.environments.splits import kept
 from sandmill.sandboxes.dual import block_on
 
 _PLACE: Final = re.compile(r"(?P<file>.+?)(?:@(?P<release>[0-9][0-9A-Za-z.]*))?")
@@ -24,13 +25,15 @@ def load(what: str, section: EnvironmentSection, report: Report) -> SweBenchEnvi
     match = _PLACE.fullmatch(what)
     path = Path(match["file"] if match else what).expanduser()
     options = parse_options(section.options)
-    rows = [row for row in read_rows(path) if row.instance_id not in options.leave_out]
-    if not rows:
-        raise ConfigError("option leave_out leaves no row", field="options.leave_out")
-    carried = all(row.eval_script and row.log_parser for row in rows)
-    release = (match and match["release"]) or (READING if carried else DESCRIBING)
+    rows = tuple(kept({row.instance_id: row for row in read_rows(path)}, section).values())
+    release = (match and match["release"]) or release_for(rows)
     harness = block_on(Harness.open(release, f"swebench/{what}", report))
     return SweBenchEnvironment(path.name, rows, options, section, harness)
 
 
-__all__ = ["SweBenchEnvironment", "load"]
+def release_for(rows: Sequence[Row]) -> str:
+    """The package's release that can grade the rows."""
+    return READING if all(row.eval_script and row.log_parser for row in rows) else DESCRIBING
+
+
+__all__ = ["SweBenchEnvironment", "load", "release_for"]

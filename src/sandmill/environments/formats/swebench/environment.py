@@ -64,15 +64,10 @@ class SweBenchEnvironment:
 
     def task_digest(self, task: Task) -> str:
         """sha256 over a row and the options that decide its grading."""
-        deciding = msgspec.structs.replace(self.options, leave_out=(), verifiers=1, allow_failing=False)
+        deciding = msgspec.structs.replace(self.options, verifiers=1)
         return hashlib.sha256(
             f"swebench 2 {self._harness.digest} {deciding}".encode() + msgspec.msgpack.encode(self._rows[task.id])
         ).hexdigest()
-
-    @property
-    def allow_failing(self) -> bool:
-        """Whether tasks that failed their check may be trained on."""
-        return self.options.allow_failing
 
     @cached_property
     def tasks(self) -> tuple[Task, ...]:

@@ -24,12 +24,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Of one evaluation."""
     at_timeout: str = "unsolved"
     """What an evaluation that does not end in time means: `unsolved` as in the benchmark, or `failure`: no reward."""
-    leave_out: tuple[str, ...] = ()
-    """Ids of rows that are not used."""
     verifiers: Annotated[int, Meta(ge=1)] = 2
     """How many may be evaluated at once."""
-    allow_failing: bool = False
-    """Trains also on tasks that failed `sandmill env check`."""
 
 
 def parse_options(options: Mapping[str, object]) -> Options:
