@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from collections import Counter
@@ -11,12 +12,14 @@ from typing import Final
 
 import msgspec
 
-from sandmill.cli.environment import Wanted, closed, reporting
+from sandmill.cli.environment import Wanted, closed
+from sandmill.cli.installing import Tell, quiet, telling
 from sandmill.config.load import load_manifest
 from sandmill.environments import registry
 from sandmill.environments.attempts import Kind
 from sandmill.environments.check import FAILED, Checked, Status, all_tasks, check
 from sandmill.environments.environment import Environment
+from sandmill.environments.packages.install import Report
 from sandmill.environments.task import Task
 from sandmill.reports.audit import audit
 from sandmill.reports.inert import inert
@@ -43,8 +46,11 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(asked: Asked, *, as_json: bool) -> int:
     """Checks and prints; the exit code is 3 when a task failed. Raises ConfigError, EnvironmentFailed, SandboxError."""
-    environment = _environment(asked, quiet=as_json)
-    done = block_on(_checked(environment, _tasks(asked, environment), asked, None if as_json else _print))
+    with telling(silent=as_json) as (stage, progress):
+        environment = _environment(asked, stage)
+        tasks = _tasks(asked, environment)
+        stage(f"checking {len(tasks)} tasks of {environment.name}")
+        done = block_on(_checked(environment, tasks, asked, quiet if as_json else _print, progress))
     if as_json:
         tasks_found = {name: msgspec.to_builtins(found) for name, found in done.items()}
         sys.stdout.write(json.dumps({"environment": environment.name, "architecture": architecture(), "tasks": tasks_found}) + "\n")
@@ -56,22 +62,28 @@ def run(asked: Asked, *, as_json: bool) -> int:
 
 
 async def _checked(
-    environment: Environment, tasks: Sequence[Task], asked: Asked, report: Callable[[Checked], None] | None
+    environment: Environment, tasks: Sequence[Task], asked: Asked, show: Callable[[Checked], None], progress: Tell
 ) -> dict[str, Checked]:
+    done = itertools.count(1)
+
+    def report(found: Checked) -> None:
+        progress(f"checking {environment.name}: {next(done)} of {len(tasks)} tasks")
+        show(found)
+
     try:
         return await check(environment, tasks, times=asked.times, cheats=asked.cheats, report=report)
     finally:
         await closed(environment)
 
 
-def _environment(asked: Asked, *, quiet: bool) -> Environment:
+def _environment(asked: Asked, report: Report) -> Environment:
     """A manifest's, as a run would have it; or that of a reference, with fewer tasks where it has fewer. Raises ConfigError."""
     if not _is_manifest(asked.target):
-        return Wanted.of(asked.target, asked.options, seed=asked.seed, tasks=asked.per_split or PER_SPLIT).load(quiet=quiet)
+        return Wanted.of(asked.target, asked.options, seed=asked.seed, tasks=asked.per_split or PER_SPLIT).load(report)
     section = load_manifest(Path(asked.target)).spec.environment
     own = Wanted.of(section.name, asked.options).section.options
     section = msgspec.structs.replace(section, options={**section.options, **own})
-    return registry.get(section.name, section, reporting(quiet=quiet))
+    return registry.get(section.name, section, report)
 
 
 def _tasks(asked: Asked, environment: Environment) -> tuple[Task, ...]:

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from sandmill.cli.installing import telling
 from sandmill.config.document import Node, parse_value
 from sandmill.config.manifest import EnvironmentSection
 from sandmill.environments import foreign, registered, registry
@@ -80,9 +81,8 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"{error}", field="--option") from None
         return cls(reference=reference, section=section)
 
-    def load(self, *, quiet: bool = False) -> Environment:
+    def load(self, report: Report) -> Environment:
         """The environment, with fewer tasks where it has fewer."""
-        report = reporting(quiet=quiet)
         entry = registered.find(self.reference)
         if entry is not None:
             return registered.load(entry, self.section, report, fit=True)
@@ -93,11 +93,6 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
         if not is_foreign(self.reference):
             return registry.get(self.reference, self.section, report)
         return foreign.load(self.reference, self.section, report, fit=True)
-
-
-def reporting(*, quiet: bool) -> Report:
-    """Prints each line of an installation to standard error, or none."""
-    return (lambda line: None) if quiet else (lambda line: print(inert(line, limit=200), file=sys.stderr, flush=True))
 
 
 def list_environments(*, as_json: bool) -> int:
@@ -130,7 +125,8 @@ def list_environments(*, as_json: bool) -> int:
 
 def show(wanted: Wanted, *, examples: int, name: str | None = None, as_json: bool) -> int:
     """Prints what an environment is, and gives it a name. Raises ConfigError for a name that is taken."""
-    environment = wanted.load(quiet=as_json)
+    with telling(silent=as_json) as (stage, _):
+        environment = wanted.load(stage)
     if name is not None and not isinstance(environment, foreign.ForeignEnvironment):
         raise ConfigError(f"{wanted.reference} has a name of its own; only those of a format are given one", field="--as")
 
@@ -165,7 +161,8 @@ def show(wanted: Wanted, *, examples: int, name: str | None = None, as_json: boo
 
 def run(wanted: Wanted, id: str | None, answer: str | None, *, expected: bool, as_json: bool) -> int:
     """Grades one answer to one task, or shows the task. Raises EnvironmentFailed where the grader broke."""
-    environment = wanted.load(quiet=as_json)
+    with telling(silent=as_json) as (stage, _):
+        environment = wanted.load(stage)
     task = _task(environment, id)
     given = sys.stdin.read() if answer == "-" else answer
     if expected:
