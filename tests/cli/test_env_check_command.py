@@ -22,6 +22,20 @@ spec:
     heldOutTasks: 1
     options: {{base: host}}
 """
+YES = """
+SPLITS = ("train", "heldout")
+
+def tasks(split):
+    return [{"prompt": f"{split} {n}", "answer": "7"} for n in range(2)]
+
+def reward(completion, answer):
+    return True
+"""
+PACKAGE = """
+spec:
+  model: {uri: sandmill/tiny-text}
+  environment: {name: python/yes.py, trainTasks: 1, heldOutTasks: 1}
+"""
 
 
 @pytest.fixture
@@ -57,6 +71,25 @@ def test_training_refuses_what_failed(sandmill, tasks):
     assert done.returncode == 2
     assert b"1 task(s) of harbor/tasks failed `sandmill env check`" in done.stderr
     assert b"such as forgeable: untouched passes with reward 1" in done.stderr
+
+
+def test_a_package_that_failed_is_refused_until_it_is_allowed(sandmill):
+    sandmill.env["SANDMILL_STATE"] = str(sandmill.folder / "state")
+    (sandmill.folder / "yes.py").write_text(YES)
+    (sandmill.folder / "run.yaml").write_text(PACKAGE)
+    checked = sandmill("env", "check", "run.yaml", "-k", "3")
+    assert checked.returncode == 3
+    lines = sorted(checked.stdout.decode().splitlines())
+    assert lines[2].endswith("  forgeable  solution 3/3, no work 3/6, cheats 3/3: an empty answer passes with reward 1")
+    one = lines[2].split()[0]
+    refused, left_out, allowed = (
+        sandmill("train", "run.yaml", "--preview", *words).stdout
+        for words in ((), ("--set", f"spec.environment.leaveOut=[{one}]"), ("--set", "spec.environment.allowFailing=true"))
+    )
+    said = b"would not start: spec.environment: %d task(s) of python/yes failed `sandmill env check` on "
+    assert said % 2 in refused
+    assert said % 1 in left_out
+    assert b"python/yes failed" not in allowed
 
 
 @pytest.mark.parametrize(
