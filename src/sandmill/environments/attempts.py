@@ -53,13 +53,13 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def machine_trials(environment: Environment, rehearsed: Rehearsed, task: Task, times: int, *, cheats: bool) -> list[Trial]:
-    """Attempts at a task that is a machine, one after the other; `times` of the solution and of no work."""
-    wanted: list[tuple[str, Kind, str | None]] = [("untouched", Kind.NOTHING, "")] * times
+    """Attempts at a task that is a machine, one after the other, `times` each."""
+    wanted: list[tuple[str, Kind, str | None]] = [("untouched", Kind.NOTHING, "")]
     if rehearsed.has_solution(task):
-        wanted = [("reference solution", Kind.SOLUTION, None)] * times + wanted
+        wanted = [("reference solution", Kind.SOLUTION, None), *wanted]
     if cheats:
         wanted += [(one.name, Kind.CHEAT, one.script) for one in rehearsed.cheats(task)]
-    return [await _on_machine(environment, rehearsed, task, what, kind, script) for what, kind, script in wanted]
+    return [await _on_machine(environment, rehearsed, task, what, kind, script) for what, kind, script in wanted for _ in range(times)]
 
 
 async def answer_trials(environment: Environment, task: Task, times: int, *, cheats: bool) -> list[Trial]:

@@ -75,7 +75,7 @@ async def check(
     cheats: bool = True,
     report: Callable[[Checked], None] | None = None,
 ) -> dict[str, Checked]:
-    """Attempts each task `times` with its reference solution and without any work, and with cheats; keeps what is found, by task.
+    """Attempts each task with its reference solution, without any work and with cheats, `times` each; keeps what is found, by task.
 
     On the sandbox loop. Raises IsolationUnavailable.
     """

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 from sandmill.config.manifest import EnvironmentSection
-from sandmill.environments.formats.swebench.environment import SweBenchEnvironment
+from sandmill.environments.formats.swebench.environment import SweBenchEnvironment, tasks_of
 from sandmill.environments.formats.swebench.harness import DESCRIBING, READING, Harness
 from sandmill.environments.formats.swebench.options import parse_options
 from sandmill.environments.formats.swebench.rows import Row, read_rows
 from sandmill.environments.packages.install import Report
-from sandmill.environments.splits import kept
+from sandmill.environments.splits import draw, kept
 from sandmill.sandboxes.dual import block_on
 
 _PLACE: Final = re.compile(r"(?P<file>.+?)(?:@(?P<release>[0-9][0-9A-Za-z.]*))?")
@@ -25,13 +25,13 @@ def load(what: str, section: EnvironmentSection, report: Report) -> SweBenchEnvi
     match = _PLACE.fullmatch(what)
     path = Path(match["file"] if match else what).expanduser()
     options = parse_options(section.options)
-    rows = tuple(kept({row.instance_id: row for row in read_rows(path)}, section).values())
-    release = (match and match["release"]) or release_for(rows)
-    harness = block_on(Harness.open(release, f"swebench/{what}", report))
-    return SweBenchEnvironment(path.name, rows, options, section, harness)
+    rows = kept({row.instance_id: row for row in read_rows(path)}, section)
+    release = (match and match["release"]) or release_for(rows.values())
+    splits = draw(tasks_of(rows), section)  # what a person can get wrong is said before anything is installed
+    return SweBenchEnvironment(path.name, rows, splits, options, block_on(Harness.open(release, f"swebench/{what}", report)))
 
 
-def release_for(rows: Sequence[Row]) -> str:
+def release_for(rows: Iterable[Row]) -> str:
     """The package's release that can grade the rows."""
     return READING if all(row.eval_script and row.log_parser for row in rows) else DESCRIBING
 

@@ -16,7 +16,6 @@ from typing import Final
 
 import msgspec
 
-from sandmill.config.manifest import EnvironmentSection
 from sandmill.environments.environment import Artifacts
 from sandmill.environments.formats.swebench import patches
 from sandmill.environments.formats.swebench.harness import Evaluation, Harness
@@ -25,7 +24,6 @@ from sandmill.environments.formats.swebench.resolution import confirmed, contrad
 from sandmill.environments.formats.swebench.rows import Row
 from sandmill.environments.handover import Cheat
 from sandmill.environments.packages.loaded import Lost
-from sandmill.environments.splits import draw
 from sandmill.environments.task import Boundary, Graded, InfrastructureFailure, Submission, Task, Verdict
 from sandmill.environments.verdicts import reason_of
 from sandmill.environments.verifying.cheats import CHEATS, cheat
@@ -48,11 +46,14 @@ class SweBenchEnvironment:
     version = "1.0.0"
     sandbox = SandboxSpec()
 
-    def __init__(self, name: str, rows: Sequence[Row], options: Options, section: EnvironmentSection, harness: Harness) -> None:
+    def __init__(
+        self, name: str, rows: Mapping[str, Row], splits: Mapping[str, Sequence[Task]], options: Options, harness: Harness
+    ) -> None:
         self.name = f"swebench/{name}"
         self.options = options
-        self._rows = {row.instance_id: row for row in rows}
-        self._section = section
+        self.tasks = tasks_of(rows)
+        self.splits = splits
+        self._rows = rows
         self._harness = harness
         self._evaluations: dict[str, Evaluation] = {}
         self._turns: asyncio.Semaphore | None = None
@@ -68,21 +69,6 @@ class SweBenchEnvironment:
         return hashlib.sha256(
             f"swebench 2 {self._harness.digest} {deciding}".encode() + msgspec.msgpack.encode(self._rows[task.id])
         ).hexdigest()
-
-    @cached_property
-    def tasks(self) -> tuple[Task, ...]:
-        """All of them, in the file's order."""
-        return tuple(self._task(row) for row in self._rows.values())
-
-    @cached_property
-    def splits(self) -> Mapping[str, Sequence[Task]]:
-        """`train` and `heldout`, drawn by the section's seed."""
-        return draw(self.tasks, self._section)
-
-    def _task(self, row: Row) -> Task:
-        return Task(
-            id=row.instance_id, prompt=row.problem_statement, identity=row.instance_id, metadata={"repo": row.repo, "version": row.version}
-        )
 
     def files(self, task: Task) -> Mapping[str, bytes]:
         """None: they are in the image."""
@@ -210,6 +196,14 @@ class SweBenchEnvironment:
     async def close(self) -> None:
         """Ends the package's sandbox. Idempotent."""
         await self._harness.close()
+
+
+def tasks_of(rows: Mapping[str, Row]) -> tuple[Task, ...]:
+    """All rows as tasks, in their order."""
+    return tuple(
+        Task(id=id, prompt=row.problem_statement, identity=id, metadata={"repo": row.repo, "version": row.version})
+        for id, row in rows.items()
+    )
 
 
 def image_name(row: Row, template: str) -> str:
