@@ -3,6 +3,7 @@
 import asyncio
 
 from sandmill.config.manifest import EnvironmentSection, ModelSection, Spec
+from sandmill.environments.packages.install import remove
 from sandmill.training.assembly import resolve_environment
 
 MODULE = """
@@ -22,4 +23,5 @@ def test_what_is_installed_is_told_while_it_happens(tmp_path):
     said = []
     environment = resolve_environment(Spec(model=ModelSection(uri="sandmill/tiny-text"), environment=section), said.append)
     asyncio.run(environment.close())
+    remove(environment.installed.key)
     assert said[0] == "loading python/own"

@@ -49,7 +49,7 @@ def run(asked: Asked, *, as_json: bool) -> int:
     with telling(silent=as_json) as (stage, progress):
         environment = _environment(asked, stage)
         tasks = _tasks(asked, environment)
-        stage(f"checking {len(tasks)} tasks of {environment.name}")
+        stage(f"checking {environment.name}: 0 of {len(tasks)} tasks")
         done = block_on(_checked(environment, tasks, asked, quiet if as_json else _print, progress))
     if as_json:
         tasks_found = {name: msgspec.to_builtins(found) for name, found in done.items()}
