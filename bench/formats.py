@@ -52,7 +52,7 @@ def harbor_folders(folder: Path) -> dict[str, Any]:
         for name, text in files.items():
             (task / name).parent.mkdir(parents=True, exist_ok=True)
             (task / name).write_text(text)
-    environment = {"name": f"harbor:{folder}", "trainTasks": 96, "heldOutTasks": 48, "options": {"base": "host"}}
+    environment = {"name": f"harbor/{folder}", "trainTasks": 96, "heldOutTasks": 48, "options": {"base": "host"}}
     parameters = {"steps": 30, "batchSize": 8, "numGenerations": 8, "maxTurns": 2, "maxCompletionLength": 20, "learningRate": 3e-3}
     return {"environment": environment, "warmStart": {"steps": 400}, "parameters": parameters, "resources": {"contextLength": 96}}
 

@@ -17,10 +17,24 @@ metadata: {{name: own}}
 spec:
   model: {{uri: sandmill/tiny-shell}}
   environment:
-    name: "harbor:{place}"
+    name: "harbor/{place}"
     trainTasks: 1
     heldOutTasks: 1
     options: {{base: host}}
+"""
+YES = """
+SPLITS = ("train", "heldout")
+
+def tasks(split):
+    return [{"prompt": f"{split} {n}", "answer": "7"} for n in range(2)]
+
+def reward(completion, answer):
+    return True
+"""
+PACKAGE = """
+spec:
+  model: {uri: sandmill/tiny-text}
+  environment: {name: python/yes.py, trainTasks: 1, heldOutTasks: 1}
 """
 
 
@@ -33,14 +47,15 @@ def tasks(tmp_path):
 
 
 def test_each_task_has_its_line_and_a_bad_one_an_exit_code(sandmill, tasks):
-    done = sandmill("env", "check", f"harbor:{tasks}", "--option", "base=host", "--times", "2")
+    done = sandmill("env", "check", f"harbor/{tasks}", "--option", "base=host", "--times", "2")
     assert done.returncode == 3, done.stderr
     lines = done.stdout.decode().splitlines()
-    assert lines[0].startswith("forgeable  forgeable: untouched passes with reward 1")
-    assert lines[1].startswith("scores  sound (2 of ")
+    assert lines[0].startswith("forgeable  forgeable  solution 2/2, no work 2/2, cheats ")
+    assert lines[0].endswith(": untouched passes with reward 1")
+    assert lines[1].startswith("scores  sound  solution 2/2, no work 0/2, cheats 0/")
     assert lines[2].startswith("1 of 2 sound on ")
     again = sandmill(
-        "env", "check", f"harbor:{tasks}", "--option", "base=host", "--task", "scores", "--times", "1", "--no-cheats", "--json"
+        "env", "check", f"harbor/{tasks}", "--option", "base=host", "--task", "scores", "--times", "1", "--no-cheats", "--json"
     )
     assert again.returncode == 0
     found = json.loads(again.stdout)
@@ -54,16 +69,37 @@ def test_training_refuses_what_failed(sandmill, tasks):
     assert sandmill("env", "check", manifest, "--no-cheats").returncode == 3
     done = sandmill("train", manifest)
     assert done.returncode == 2
-    assert b"1 task(s) of harbor:tasks failed `sandmill env check`" in done.stderr
+    assert b"1 task(s) of harbor/tasks failed `sandmill env check`" in done.stderr
     assert b"such as forgeable: untouched passes with reward 1" in done.stderr
+
+
+def test_a_package_that_failed_is_refused_until_it_is_allowed(sandmill):
+    sandmill.env["SANDMILL_STATE"] = str(sandmill.folder / "state")
+    (sandmill.folder / "yes.py").write_text(YES)
+    (sandmill.folder / "run.yaml").write_text(PACKAGE)
+    checked = sandmill("env", "check", "run.yaml", "-k", "3")
+    assert checked.returncode == 3
+    lines = sorted(checked.stdout.decode().splitlines())
+    assert lines[2].endswith("  forgeable  solution 3/3, no work 3/6, cheats 3/3: an empty answer passes with reward 1")
+    one = lines[2].split()[0]
+    refused, left_out, allowed = (
+        sandmill("train", "run.yaml", "--preview", *words).stdout
+        for words in ((), ("--set", f"spec.environment.leaveOut=[{one}]"), ("--set", "spec.environment.allowFailing=true"))
+    )
+    said = b"would not start: spec.environment: %d task(s) of python/yes failed `sandmill env check` on "
+    assert said % 2 in refused
+    assert said % 1 in left_out
+    assert b"python/yes failed" not in allowed
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["harbor:/nowhere"], b"/nowhere: there is no such folder"),
+        (["harbor//nowhere"], b"/nowhere: there is no such folder"),
+        (["harbor:/nowhere"], b"'harbor:/nowhere' is not a reference: write harbor//nowhere"),
         (["harbor"], b"there is no environment 'harbor'"),
-        (["harbor:/nowhere", "--option", "base"], b"it takes KEY=VALUE"),
+        (["harbor//nowhere", "--option", "base"], b"it is KEY=VALUE"),
+        (["python/no.yaml"], b"no.yaml"),
     ],
 )
 def test_what_cannot_be_checked_is_said_in_one_sentence(sandmill, words, said):

@@ -17,7 +17,7 @@ def test_from_nothing_to_a_checked_environment_and_back(sandmill):
     assert made.returncode == 0, made.stderr
     assert made.stdout.decode().splitlines()[1:] == ["  sandmill env check python/sums", "  sandmill env run python/sums --answer 42"]
     checked = sandmill("env", "check", "python/sums", "--tasks", "2", "--json")
-    assert json.loads(checked.stdout) == {"tasks": 4, "unanswered": 0, "findings": []}
+    assert [one["status"] for one in json.loads(checked.stdout)["tasks"].values()] == ["sound"] * 4
     wrong = json.loads(sandmill("env", "run", "python/sums", "--answer", "0", "--json").stdout)
     assert (wrong["verdict"]["kind"], wrong["verdict"]["reward"], wrong["verdict"]["passed"]) == ("graded", 0.0, False)
     right = sandmill("env", "run", "python/sums", "--task", wrong["task"], "--expected")
@@ -38,8 +38,10 @@ def test_an_unsound_environment_fails_the_check_by_name(sandmill):
     (sandmill.folder / "yes.py").write_text(source)
     done = sandmill("env", "check", "python/yes.py", "--tasks", "1")
     assert done.returncode == 3
-    assert b"accepts any answer" in done.stdout
-    assert b"2 of 2 tasks are not sound" in done.stderr
+    lines = done.stdout.decode().splitlines()
+    assert lines[0].endswith("forgeable  solution 2/2, no work 2/4, cheats 2/2: an empty answer passes with reward 1")
+    assert lines[2].startswith("0 of 2 sound on ")
+    assert lines[2].endswith(", 2 forgeable")
     assert b"\x1b" not in done.stdout + done.stderr
 
 
@@ -75,7 +77,7 @@ def test_the_built_in_environment_passes_its_own_check(sandmill):
     """Its answers count only with commands behind them, so the check works in a sandbox before it answers."""
     families = "families=[read, write, fix]"
     checked = sandmill("env", "check", "shell@1.0.0", "--tasks", "3", "-k", "1", "--json", "-o", families)
-    assert json.loads(checked.stdout) == {"tasks": 6, "unanswered": 0, "findings": []}
+    assert {one["status"] for one in json.loads(checked.stdout)["tasks"].values()} == {"sound"}
     assert checked.returncode == 0
     for task in ("shell-train-00000", "shell-train-00001", "shell-train-00002"):
         own = sandmill("env", "run", "shell@1.0.0", "--task", task, "--expected", "--json", "-o", families)

@@ -16,7 +16,6 @@ class Own:
 
     name, version, digest = "own", "1.0.0", "0" * 64
     sandbox = SandboxSpec(memory_bytes=64 << 20, disk_bytes=8 << 20)
-    allow_failing = False
 
     def __init__(self, *kinds):
         self.tasks = tuple(Task(id=kind, prompt="?", identity=kind) for kind in kinds)
@@ -39,11 +38,11 @@ class Own:
         result = artifacts.get("result", b"")
         if task.id == "crashing":
             raise GraderFailed("the grader crashed")
-        passed = result == b"good\n" or (task.id == "empty" and not result) or (task.id == "loose" and result == b"cheat\n")
+        passed = result == b"good\n" or ("empty" in task.id and not result) or (task.id == "loose" and result == b"cheat\n")
         return Graded(reward=float(passed), passed=passed)
 
     def has_solution(self, task):
-        return task.id != "unsolved"
+        return "unsolved" not in task.id
 
     async def solve(self, task, sandbox):
         self.solved += 1
@@ -56,7 +55,7 @@ class Own:
         return (Cheat(name="a cheat", script="echo cheat > result"),)
 
     def task_digest(self, task):
-        return f"{self.digest[:16]}{task.id:.>16}" + "0" * 32
+        return f"{self.digest[:12]}{task.id:.>20}" + "0" * 32
 
     def outside(self, task):
         return ("/srv/x",) if task.id == "wrong" else ()
@@ -82,14 +81,15 @@ def _own_state(tmp_path, monkeypatch):
         ("crashing", Status.BROKEN, "the grader crashed"),
         ("empty", Status.FORGEABLE, "untouched passes with reward 1"),
         ("loose", Status.FORGEABLE, "a cheat passes with reward 1"),
-        ("unsolved", Status.UNKNOWN, "it has no reference solution"),
+        ("unsolved", Status.UNKNOWN, "it has no reference solution; nothing that was tried passes"),
+        ("unsolved and empty", Status.FORGEABLE, "untouched passes with reward 1"),
     ],
 )
 def test_each_kind_of_task_is_told(kind, status, reason):
     found = checked(Own(kind), times=2)[kind]
     assert found.status is status
     assert reason in found.reason
-    assert len(found.trials) == (0 if kind == "unsolved" else 5)
+    assert len(found.trials) == (4 if "unsolved" in kind else 6)
 
 
 def test_cheats_can_be_left_out():
@@ -108,8 +108,7 @@ def test_training_refuses_a_task_that_failed_unless_it_was_told_otherwise():
     environment.splits = {"train": environment.tasks[1:], "heldout": ()}
     with pytest.raises(ConfigError, match="such as loose"):
         refuse_failing(environment)
-    environment.allow_failing = True
-    refuse_failing(environment)
+    refuse_failing(environment, allow=True)
 
 
 def test_a_later_check_replaces_an_earlier_one_of_the_same_task_alone():
@@ -137,8 +136,81 @@ def test_a_task_that_is_not_there_is_named():
         all_tasks(Own("sound", "loose"), ["sond"])
 
 
-def test_an_environment_without_reference_solutions_says_so():
+class Questions:
+    """Graded by the answer; what passes besides the right one depends on the kind of task."""
+
+    name, version, digest = "questions", "1.0.0", "0" * 64
+    sandbox = SandboxSpec(memory_bytes=64 << 20, disk_bytes=8 << 20)
+
+    def __init__(self, *kinds):
+        self.splits = {"train": tuple(Task(id=kind, prompt="?", identity=kind) for kind in kinds), "heldout": ()}
+        self.graded = 0
+
+    def files(self, task):
+        return {}
+
+    async def prepare(self, task, sandbox):
+        pass
+
+    async def collect(self, task, sandbox):
+        return {}
+
+    def expected_answer(self, task):
+        return None if "unanswered" in task.id else "7"
+
+    async def grade(self, task, submission, artifacts):
+        self.graded += 1
+        answer = submission.answer
+        if task.id == "crashing" and answer == "zzz":
+            raise GraderFailed("the grader crashed")
+        right = answer == "7" and task.id != "wrong"
+        passed = (
+            right
+            or (answer is None and "silent" in task.id)
+            or (answer == "" and "empty" in task.id)
+            or (answer == "zzz" and "any" in task.id)
+        )
+        if task.id == "flaky":
+            passed = passed and self.graded % 2 == 1
+        return Graded(reward=float(passed) + (self.graded if task.id == "moody" else 0), passed=passed)
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "reason"),
+    [
+        ("sound", Status.SOUND, ""),
+        ("wrong", Status.BROKEN, "its own answer does not pass: its reward is 0"),
+        ("flaky", Status.FLAKY, "its own answer does not pass: its reward is 0"),
+        ("moody", Status.FLAKY, "its own answer is graded differently: reward 2, then 3"),
+        ("crashing", Status.BROKEN, "answer zzz could not be graded: grader: the grader crashed"),
+        ("silent", Status.FORGEABLE, "silence passes with reward 1"),
+        ("empty", Status.FORGEABLE, "an empty answer passes with reward 1"),
+        ("any", Status.FORGEABLE, "answer zzz passes with reward 1"),
+        ("unanswered", Status.UNKNOWN, "it has no reference solution; nothing that was tried passes"),
+        ("unanswered any", Status.FORGEABLE, "answer zzz passes with reward 1"),
+    ],
+)
+def test_each_kind_of_question_is_told(kind, status, reason):
+    environment = Questions(kind)
+    work = check(environment, environment.splits["train"], times=2)
+    found = asyncio.run_coroutine_threadsafe(work, loop()).result(60)[kind]
+    assert (found.status, found.reason) == (status, reason)
+    assert len(found.trials) == environment.graded == (6 if "unanswered" in kind else 8)
+
+
+def test_training_refuses_a_question_that_failed_until_its_environment_is_another():
+    environment = Questions("sound", "any", "unanswered")
+    asyncio.run_coroutine_threadsafe(check(environment, environment.splits["train"]), loop()).result(60)
+    with pytest.raises(ConfigError, match=r"1 task.* of questions .*such as any: answer zzz passes.*leaveOut, or set allowFailing"):
+        refuse_failing(environment)
+    environment.digest = "1" * 64
+    refuse_failing(environment)
+
+
+def test_commands_that_lead_to_an_answer_are_run():
     from sandmill.environments import registry
 
-    with pytest.raises(ConfigError, match="has no reference solutions"):
-        asyncio.run_coroutine_threadsafe(check(registry.get("shell@1.0.0"), ()), loop()).result(60)
+    environment = registry.get("shell@1.0.0")
+    tasks = environment.splits["train"][:2]
+    found = asyncio.run_coroutine_threadsafe(check(environment, tasks), loop()).result(60)
+    assert [one.status for one in found.values()] == [Status.SOUND] * 2, found

@@ -16,10 +16,10 @@ def row(prompt, **more):
     return Row(prompt=prompt, row=msgspec.Raw(json.dumps({"prompt": str(prompt)}).encode()), **more)
 
 
-def drawn(splits, train=2, held_out=1, seed=0, **options):
+def drawn(splits, train=2, held_out=1, seed=0, leave_out=(), **options):
     """Draws from rows by split; a function instead of a list makes a split without end."""
     counts = {name: None if callable(rows) else len(rows) for name, rows in splits.items()}
-    section = EnvironmentSection(name="x", train_tasks=train, held_out_tasks=held_out, seed=seed)
+    section = EnvironmentSection(name="x", train_tasks=train, held_out_tasks=held_out, seed=seed, leave_out=tuple(leave_out))
 
     async def fetch(split, start, stop):
         rows = splits[split]
@@ -63,6 +63,15 @@ def test_a_leak_between_the_splits_of_a_package_is_refused():
 def test_splits_without_end_leave_out_what_was_seen():
     splits = drawn({"train": lambda n: row(f"sum {n % 40}"), "heldout": lambda n: row(f"sum {n % 7}")}, 33, 7)
     assert len({text for rows in prompts(splits).values() for text in rows}) == 40
+
+
+def test_tasks_that_are_left_out_are_not_drawn_and_have_to_be_there():
+    endless = drawn({"train": lambda n: row(f"a{n}"), "test": lambda n: row(f"b{n}")}, 2, 2, leave_out=["train-000001"])
+    assert prompts(endless) == {"train": ["a0", "a2"], "heldout": ["b0", "b1"]}
+    pool = [row(f"a{n}") for n in range(4)]
+    assert "a2" not in str(prompts(drawn({"train": pool}, 2, 1, leave_out=["train-000002"])))
+    with pytest.raises(ConfigError, match="there is no task 'train-00002'; did you mean 'train-000002'"):
+        drawn({"train": pool}, 2, 1, leave_out=["train-00002"])
 
 
 def test_a_generator_with_too_few_different_tasks_is_refused():

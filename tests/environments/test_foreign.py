@@ -9,10 +9,10 @@ import pytest
 
 from sandmill.config.manifest import EnvironmentSection
 from sandmill.environments import foreign, registry
+from sandmill.environments.check import Status, check, failing
 from sandmill.environments.environment import Environment
 from sandmill.environments.grading import grade_episode
 from sandmill.environments.packages.install import records, remove
-from sandmill.environments.soundness import Fault, check_answers
 from sandmill.environments.task import AgentLimited, Boundary, Graded, InfrastructureFailure, Limit, NoAnswer, Submission
 from sandmill.errors import ConfigError, EnvironmentFailed, UnknownEnvironment
 
@@ -296,31 +296,42 @@ def test_a_reward_function_that_is_not_there_is_named(tmp_path):
         get(verl_file(tmp_path, [verl_row(n) for n in range(9)]), reward=f"{tmp_path}/reward.py:compute_scores")
 
 
-def test_a_sound_module_has_no_faults_and_an_unsound_one_all(module):
-    async def check(environment):
+def checked(environment, **options):
+    """What a check of the training tasks came to, by status and reason."""
+
+    async def main():
         try:
-            return await check_answers(environment, environment.splits["train"], repeats=2)
+            return await check(environment, environment.splits["train"], **options)
         finally:
             await environment.close()
 
-    sound = asyncio.run(check(get(module())))
-    assert (sound.tasks, sound.unanswered, sound.findings) == (3, 0, ())
-    faults = {}
+    return [(one.status, one.reason) for one in asyncio.run(main()).values()]
+
+
+def test_a_sound_module_passes_its_check_and_an_unsound_one_says_why(module, monkeypatch, tmp_path):
+    monkeypatch.setattr("sandmill.environments.check.state_root", lambda: tmp_path)
+    assert checked(get(module()), times=2) == [(Status.SOUND, "")] * 3
+    found = {}
     for name, body in {
         "yes": "return True",
         "no": "return False",
-        "moods": "import time\n    return time.time()",
+        "moods": "import time\n    return 1 + time.time() if completion == answer else 0",
         "breaks": "raise OSError('gone')",
     }.items():
         source = SUMS[: SUMS.index("def reward")] + f"def reward(completion, answer):\n    {body}\n"
-        found = asyncio.run(check(get(module(source, f"{name}.py"), 1, 1)))
-        faults[name] = {one.fault for one in found.findings}
-    assert faults == {
-        "yes": {Fault.ACCEPTS_JUNK},
-        "no": {Fault.REFUSES_ITS_ANSWER},
-        "moods": {Fault.CHANGES_ITS_MIND},
-        "breaks": {Fault.BREAKS},
-    }
+        [(found[name], _)] = checked(get(module(source, f"{name}.py"), 1, 1), times=2)
+    assert found == {"yes": Status.FORGEABLE, "no": Status.BROKEN, "moods": Status.FLAKY, "breaks": Status.BROKEN}
+
+
+def test_a_task_is_the_same_however_many_are_drawn_and_another_once_its_grader_is(module, monkeypatch, tmp_path):
+    monkeypatch.setattr("sandmill.environments.check.state_root", lambda: tmp_path / "state")
+    yes = SUMS[: SUMS.index("def reward")] + "def reward(completion, answer):\n    return True\n"
+    checked(get(module(yes), 20, 1))
+    refused, mended = get(module(yes), 2, 9), get(module(), 2, 9)
+    assert set(failing(refused, refused.splits["train"])) == {task.id for task in refused.splits["train"]}
+    assert failing(mended, mended.splits["train"]) == {}
+    for environment in (refused, mended):
+        asyncio.run(environment.close())
 
 
 def test_loading_says_what_it_does(module):

@@ -29,11 +29,21 @@ def test_the_built_in_family():
         ("no_such_module_here:environment", "there is no Python module 'no_such_module_here'"),
         ("no/such/file.py:environment", r"there is no file no/such/file\.py"),
         (":environment", "is not a reference"),
+        ("harbor:tasks", "'harbor:tasks' is not a reference: write harbor/tasks"),
+        ("swebench:rows.jsonl", "write swebench/rows.jsonl"),
+        ("verl:data/train.parquet@0.9.1", "write verl/data/train.parquet@0.9.1"),
+        ("habor/tasks", "there is no environment 'habor/tasks'; the nearest is harbor/tasks"),
+        ("harbor/", "'harbor/' is not a reference: write harbor/PATH"),
     ],
 )
 def test_an_unknown_reference_is_one_sentence(reference, message):
     with pytest.raises(UnknownEnvironment, match=message):
         registry.get(reference)
+
+
+def test_tasks_of_a_package_of_ones_own_are_not_left_out_here():
+    with pytest.raises(ConfigError, match=r"shell@1\.0\.0 draws its own splits; leave tasks out of them there"):
+        registry.get("shell@1.0.0", EnvironmentSection(name="shell@1.0.0", leave_out=("x",)))
 
 
 def test_a_file_with_an_object(tmp_path):

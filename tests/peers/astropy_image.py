@@ -52,24 +52,11 @@ def install(cache: Path, prefix: Path) -> None:
     pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
     old = [prefix / "bin" / "python3.9", "-m", "pip", "-q", "--disable-pip-version-check"]
     _run([*old, "install", "--only-binary", ":all:", "--target", cache / "site39", *PACKAGES])
-    _run([*pip, "install", "--no-deps", "--only-binary", ":all:", "--target", cache / "package", "swebench==4.1.0", "unidiff"])
     _run([*pip, "download", "--no-deps", "--ignore-requires-python", "-d", cache / "wheel", "nemo-gym==0.7.0"])
     with zipfile.ZipFile(next((cache / "wheel").glob("*.whl"))) as wheel:
         rows = wheel.read("resources_servers/swebench/data/example.jsonl")
     (cache / "rows.jsonl").write_bytes(rows)
     (cache / "whole").touch()
-
-
-def newer_package(cache: Path) -> Path:
-    """The package of the 5.x releases, whose rows carry their evaluation."""
-    place = cache / "package5"
-    if not place.exists():
-        fresh = cache / "package5.new"
-        shutil.rmtree(fresh, ignore_errors=True)
-        pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
-        _run([*pip, "install", "--no-deps", "--only-binary", ":all:", "--target", fresh, "swebench==5.0.2", "unidiff"])
-        fresh.rename(place)
-    return place
 
 
 def build(cache: Path, prefix: Path) -> tuple[Image, str]:

@@ -3,9 +3,12 @@
 Installs reasoning-gym with its dependencies (30 wheels, three of them built from source in a sandbox; 260 MB).
 """
 
+import asyncio
+
 import pytest
 from playing import environment, graded
 
+from sandmill.environments.check import Status, all_tasks, check, failing
 from sandmill.environments.task import Graded, NoAnswer
 
 VERSION = "0.1.25"
@@ -146,3 +149,22 @@ def test_a_tag_or_the_whole_answer_is_taken():
     right = tasks.expected_answer(task).removeprefix("<answer>").removesuffix("</answer>")
     answers = [right, f"I think <answer>0</answer>, no: <answer> {right}\n</answer>", f"<answer>{right}</answer> or <answer>x</answer>"]
     assert [verdict.reward for verdict in graded(tasks, [(task, answer) for answer in answers])] == [1.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "status"), [("gcd", Status.SOUND), ("graph_color", Status.UNKNOWN), ("game_of_life_halting", Status.FORGEABLE)]
+)
+def test_a_check_tells_what_can_be_trusted(name, status, tmp_path, monkeypatch):
+    monkeypatch.setattr("sandmill.environments.check.state_root", lambda: tmp_path)
+
+    async def checked():
+        made = environment(f"reasoning-gym/{name}@{VERSION}", 4, 2)
+        try:
+            found = await check(made, all_tasks(made), times=3)
+            return {one.status for one in found.values()}, failing(made, all_tasks(made))
+        finally:
+            await made.close()
+
+    found, failed = asyncio.run(checked())
+    assert found == {status}
+    assert len(failed) == (6 if status is Status.FORGEABLE else 0)

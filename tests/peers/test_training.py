@@ -47,7 +47,7 @@ def harbor(folder):
         (task / "environment" / "Dockerfile").write_text("FROM debian\nWORKDIR /app\n")
         (task / "solution" / "solve.sh").write_text("touch out\n")
         (task / "tests" / "test.sh").write_text(VERIFY)
-    return {"name": f"harbor:{folder}", "options": {"base": "host"}}
+    return {"name": f"harbor/{folder}", "options": {"base": "host"}}
 
 
 def verl(folder):
@@ -77,8 +77,8 @@ FORMATS = {
 }
 
 
-def trained(tmp_path, environment):
-    """What two steps of a training on it came to."""
+def trained(tmp_path, environment, **changes):
+    """What two steps of a training on it came to. `changes`: of the manifest's sections."""
     spec = {
         "model": {"uri": "sandmill/tiny-text"},
         "environment": {"trainTasks": 3, "heldOutTasks": 2, **environment},
@@ -87,6 +87,8 @@ def trained(tmp_path, environment):
         "resources": {"contextLength": 2048},
         "grading": {"timeout": "120s"},
     }
+    for section, values in changes.items():
+        spec[section] |= values
     manifest = tmp_path / "run.yaml"
     manifest.write_text(yaml.safe_dump({"spec": spec}))
     command = [sys.executable, "-m", "sandmill.cli", "train", str(manifest), "--run", str(tmp_path / "run")]
@@ -95,9 +97,9 @@ def trained(tmp_path, environment):
     return read_run(tmp_path / "run")
 
 
-def check(record):
+def check(record, episodes=8):
     assert [step.step for step in record.steps] == [1, 2]
-    assert [(step.episodes, step.failures) for step in record.steps] == [(8, 0), (8, 0)]
+    assert [(step.episodes, step.failures) for step in record.steps] == [(episodes, 0), (episodes, 0)]
     assert all(evaluation.failures == 0 for evaluation in record.evaluations)
 
 
@@ -110,3 +112,9 @@ def test_two_steps_without_a_lost_episode(kind, tmp_path):
 
 def test_two_steps_on_a_project_of_openenv_init(openenv_project, tmp_path):
     check(trained(tmp_path, {"name": f"openenv/{openenv_project}@0.10.0"}))
+
+
+def test_two_steps_on_rows_of_swe_bench(astropy_rows, tmp_path):
+    environment = {"name": f"swebench/{astropy_rows}", "trainTasks": 2, "heldOutTasks": 2, "options": {"timeout_s": 300, "memory": "1Gi"}}
+    record = trained(tmp_path, environment, parameters={"numGenerations": 2}, resources={"contextLength": 12288, "maxInFlight": 4})
+    check(record, episodes=4)

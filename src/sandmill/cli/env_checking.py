@@ -2,58 +2,98 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from sandmill.config.document import Node, parse_value
+from sandmill.cli.environment import Wanted, closed
+from sandmill.cli.installing import Tell, quiet, telling
 from sandmill.config.load import load_manifest
-from sandmill.config.manifest import EnvironmentSection
 from sandmill.environments import registry
-from sandmill.environments.check import Checked, Status, all_tasks, check
-from sandmill.errors import ConfigError
+from sandmill.environments.attempts import Kind
+from sandmill.environments.check import FAILED, Checked, Status, all_tasks, check
+from sandmill.environments.environment import Environment
+from sandmill.environments.packages.install import Report
+from sandmill.environments.task import Task
 from sandmill.reports.audit import audit
 from sandmill.reports.inert import inert
 from sandmill.reports.metrics import read_run
 from sandmill.sandboxes.dual import block_on
 from sandmill.sandboxes.images.image import architecture
 
-FAILED: Final = 3
-"""The exit code when a task is not sound."""
+FAILURES: Final = 3
+"""The exit code when a task failed."""
+PER_SPLIT: Final = 8
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """A command line."""
+    """A command line. `target`: a reference, or the path of a manifest. `per_split` None: 8 of packages, else all."""
 
     target: str
+    per_split: int | None = None
     tasks: tuple[str, ...] = ()
     times: int = 1
     cheats: bool = True
     options: tuple[str, ...] = ()
-
-
-def is_for(target: str) -> bool:
-    """Whether the target is a task set that is files, or a manifest."""
-    return registry.is_files(target) or (target.endswith((".yaml", ".yml")) and Path(target).is_file())
+    seed: int = 42
 
 
 def run(asked: Asked, *, as_json: bool) -> int:
     """Checks and prints; the exit code is 3 when a task failed. Raises ConfigError, EnvironmentFailed, SandboxError."""
-    section = _section(asked)
-    environment = registry.get(section.name, section)
-    tasks = all_tasks(environment, asked.tasks)
-    report = None if as_json else _print
-    done = block_on(check(environment, tasks, times=asked.times, cheats=asked.cheats, report=report))
+    with telling(silent=as_json) as (stage, progress):
+        environment = _environment(asked, stage)
+        tasks = _tasks(asked, environment)
+        stage(f"checking {environment.name}: 0 of {len(tasks)} tasks")
+        done = block_on(_checked(environment, tasks, asked, quiet if as_json else _print, progress))
     if as_json:
         tasks_found = {name: msgspec.to_builtins(found) for name, found in done.items()}
         sys.stdout.write(json.dumps({"environment": environment.name, "architecture": architecture(), "tasks": tasks_found}) + "\n")
     else:
-        sound = sum(found.status is Status.SOUND for found in done.values())
-        sys.stdout.write(f"{sound} of {len(done)} sound on {architecture()}\n")
-    return FAILED if any(found.status not in (Status.SOUND, Status.UNKNOWN) for found in done.values()) else 0
+        counts = Counter(found.status for found in done.values())
+        others = "".join(f", {counts[status]} {status.value}" for status in Status if status is not Status.SOUND and counts[status])
+        sys.stdout.write(f"{counts[Status.SOUND]} of {len(done)} sound on {architecture()}{others}\n")
+    return FAILURES if any(found.status in FAILED for found in done.values()) else 0
+
+
+async def _checked(
+    environment: Environment, tasks: Sequence[Task], asked: Asked, show: Callable[[Checked], None], progress: Tell
+) -> dict[str, Checked]:
+    done = itertools.count(1)
+
+    def report(found: Checked) -> None:
+        progress(f"checking {environment.name}: {next(done)} of {len(tasks)} tasks")
+        show(found)
+
+    try:
+        return await check(environment, tasks, times=asked.times, cheats=asked.cheats, report=report)
+    finally:
+        await closed(environment)
+
+
+def _environment(asked: Asked, report: Report) -> Environment:
+    """A manifest's, as a run would have it; or that of a reference, with fewer tasks where it has fewer. Raises ConfigError."""
+    if not _is_manifest(asked.target):
+        return Wanted.of(asked.target, asked.options, seed=asked.seed, tasks=asked.per_split or PER_SPLIT).load(report)
+    section = load_manifest(Path(asked.target)).spec.environment
+    own = Wanted.of(section.name, asked.options).section.options
+    section = msgspec.structs.replace(section, options={**section.options, **own})
+    return registry.get(section.name, section, report)
+
+
+def _tasks(asked: Asked, environment: Environment) -> tuple[Task, ...]:
+    if asked.tasks or asked.per_split is None:
+        return all_tasks(environment, asked.tasks)
+    return tuple(task for tasks in environment.splits.values() for task in tasks[: asked.per_split])
+
+
+def _is_manifest(target: str) -> bool:
+    return target.endswith((".yaml", ".yml")) and Path(target).is_file()
 
 
 def print_audit(run: Path, *, as_json: bool) -> int:
@@ -72,33 +112,9 @@ def print_audit(run: Path, *, as_json: bool) -> int:
 
 
 def _print(found: Checked) -> None:
-    passed = [trial for trial in found.trials if trial.passed]
-    rest = f": {inert(found.reason, limit=600)}" if found.reason else f" ({len(passed)} of {len(found.trials)} trials passed)"
-    print(f"{inert(found.task)}  {found.status.value}{rest}", flush=True)
-
-
-def _section(asked: Asked) -> EnvironmentSection:
-    """The environment's section: of a manifest, or of the reference and the options given. Raises ConfigError."""
-    options = dict(_option(text) for text in asked.options)
-    if asked.target.endswith((".yaml", ".yml")) and Path(asked.target).is_file():
-        section = load_manifest(Path(asked.target)).spec.environment
-        return msgspec.structs.replace(section, options={**section.options, **options})
-    return EnvironmentSection(name=asked.target, options=options)
-
-
-def _option(text: str) -> tuple[str, str | int | float | bool | list[str]]:
-    key, equals, value = text.partition("=")
-    if not key or not equals:
-        raise ConfigError(f"it takes KEY=VALUE, not {text[:80]!r}", field="--option")
-    found = parse_value(value, "--option").value
-    if isinstance(found, list):
-        return key, [_word(node) for node in found]
-    if found is None or isinstance(found, dict):
-        raise ConfigError(f"{key} takes a value or a list such as [a, b], not {value[:80]!r}", field="--option")
-    return key, found
-
-
-def _word(node: Node) -> str:
-    if not isinstance(node.value, str):
-        return node.text
-    return node.value
+    counts = []
+    for kind, name in ((Kind.SOLUTION, "solution"), (Kind.NOTHING, "no work"), (Kind.CHEAT, "cheats")):
+        trials = [trial for trial in found.trials if trial.kind is kind]
+        counts.append(f"{name} {sum(trial.passed for trial in trials)}/{len(trials)}" if trials else f"{name} -")
+    why = f": {inert(found.reason, limit=600)}" if found.reason else ""
+    print(f"{inert(found.task)}  {found.status.value}  {', '.join(counts)}{why}", flush=True)

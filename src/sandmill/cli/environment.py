@@ -13,15 +13,17 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from sandmill.cli.installing import telling
 from sandmill.cli.told import tell
 from sandmill.config.document import Node, parse_value
 from sandmill.config.manifest import EnvironmentSection
 from sandmill.environments import foreign, registered, registry
+from sandmill.environments.attempts import expected_answer, grade_solution, has_solution
 from sandmill.environments.environment import Environment
-from sandmill.environments.formats import FORMATS, is_foreign
+from sandmill.environments.formats import FORMATS, MACHINES, is_foreign, is_machines
 from sandmill.environments.grading import grade_episode
 from sandmill.environments.packages import install
-from sandmill.environments.soundness import Worked, check_answers, grade_own, own_answer
+from sandmill.environments.packages.install import Report
 from sandmill.environments.task import InfrastructureFailure, Submission, Task
 from sandmill.errors import ConfigError, EnvironmentFailed, UnknownEnvironment
 from sandmill.reports.inert import inert, inert_block
@@ -63,10 +65,6 @@ def reward(completion, answer):
 '''
 
 
-_FORMS: Final = {name: f"{name}/..." for name in FORMATS} | {name: f"{name}:PATH" for name in registry.FORMATS}
-"""Format -> how a reference in it is written."""
-
-
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """The environment that a command line names."""
 
@@ -85,25 +83,29 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"{error}", field="--option") from None
         return cls(reference=reference, section=section)
 
-    def load(self, *, quiet: bool = False) -> Environment:
+    def load(self, report: Report) -> Environment:
         """The environment, with fewer tasks where it has fewer."""
-        report = (lambda line: None) if quiet else (lambda line: print(inert(line, limit=200), file=sys.stderr, flush=True))
         entry = registered.find(self.reference)
         if entry is not None:
             return registered.load(entry, self.section, report, fit=True)
+        if is_machines(self.reference):  # as many as there are
+            return registry.get(
+                self.reference, EnvironmentSection(name=self.reference, seed=self.section.seed, options=self.section.options), report
+            )
         if not is_foreign(self.reference):
-            return registry.get(self.reference, self.section)
+            return registry.get(self.reference, self.section, report)
         return foreign.load(self.reference, self.section, report, fit=True)
 
 
 def list_environments(*, as_json: bool) -> int:
     """Prints what can be named and what is installed."""
     found = sorted(install.records().items(), key=lambda pair: -pair[1].created_s)
+    builtin, formats = sorted(registry.BUILTIN), sorted([*FORMATS, *MACHINES])
     if as_json:
-        known = {"builtin": sorted(registry.BUILTIN), "formats": sorted(_FORMS), "named": msgspec.to_builtins(registered.registered())}
+        known = {"builtin": builtin, "formats": formats, "named": msgspec.to_builtins(registered.registered())}
         sys.stdout.write(json.dumps({**known, "installed": [_record(key, one) for key, one in found]}, ensure_ascii=True) + "\n")
         return 0
-    sys.stdout.write(f"built in   {', '.join(sorted(registry.BUILTIN))}\nformats    {', '.join(sorted(_FORMS.values()))}\n")
+    sys.stdout.write(f"built in   {', '.join(builtin)}\nformats    {', '.join(f'{name}/...' for name in formats)}\n")
     for named in registered.registered():
         digest = named.digest.removeprefix("sha256:")[:12]
         sys.stdout.write(f"named      {named.name}@{named.version}  {inert(named.reference, limit=100)}  {digest}\n")
@@ -125,7 +127,8 @@ def list_environments(*, as_json: bool) -> int:
 
 def show(wanted: Wanted, *, examples: int, name: str | None = None, as_json: bool) -> int:
     """Prints what an environment is, and gives it a name. Raises ConfigError for a name that is taken."""
-    environment = wanted.load(quiet=as_json)
+    with telling(silent=as_json) as (stage, _):
+        environment = wanted.load(stage)
     if name is not None and not isinstance(environment, foreign.ForeignEnvironment):
         raise ConfigError(f"{wanted.reference} has a name of its own; only those of a format are given one", field="--as")
 
@@ -136,7 +139,7 @@ def show(wanted: Wanted, *, examples: int, name: str | None = None, as_json: boo
                 environment.name, environment.version = entry.name, entry.version
             return _described(environment, examples)
         finally:
-            await _closed(environment)
+            await closed(environment)
 
     found = _waited(work())
     if as_json:
@@ -158,47 +161,24 @@ def show(wanted: Wanted, *, examples: int, name: str | None = None, as_json: boo
     return 0
 
 
-def check(wanted: Wanted, *, repeats: int, as_json: bool) -> int:
-    """Checks some tasks' graders. Raises EnvironmentFailed when one is unsound."""
-    environment = wanted.load(quiet=as_json)
-    tasks = [task for name in ("train", "heldout") for task in environment.splits[name][: wanted.section.train_tasks]]
-
-    async def work() -> Any:
-        try:
-            return await check_answers(environment, tasks, repeats=repeats)
-        finally:
-            await _closed(environment)
-
-    found = _waited(work())
-    if as_json:
-        sys.stdout.write(json.dumps(msgspec.to_builtins(found), ensure_ascii=True) + "\n")
-    else:
-        for one in found.findings:
-            sys.stdout.write(f"{inert(one.task)}  {one.fault}  {inert(one.said, limit=200)}\n")
-        unknown = f", {found.unanswered} of them without an answer of their own" if found.unanswered else ""
-        sys.stdout.write(f"{found.tasks} tasks checked{unknown}; {len(found.findings)} faults\n")
-    if found.findings:
-        raise EnvironmentFailed(f"{len({one.task for one in found.findings})} of {found.tasks} tasks are not sound; see above")
-    return 0
-
-
 def run(wanted: Wanted, id: str | None, answer: str | None, *, expected: bool, as_json: bool) -> int:
     """Grades one answer to one task, or shows the task. Raises EnvironmentFailed where the grader broke."""
-    environment = wanted.load(quiet=as_json)
+    with telling(silent=as_json) as (stage, _):
+        environment = wanted.load(stage)
     task = _task(environment, id)
     given = sys.stdin.read() if answer == "-" else answer
     if expected:
-        given = own_answer(environment, task)
-        if given is None and not isinstance(environment, Worked):
+        given = expected_answer(environment, task)
+        if not has_solution(environment, task):
             raise ConfigError(f"{wanted.reference} knows no answer to {task.id}; give one with --answer", field="--expected")
 
     async def work() -> Any:
         try:
             if expected:
-                return await grade_own(environment, task, given, timeout_s=_TIMEOUT_S)
+                return await grade_solution(environment, task)
             return None if given is None else await grade_episode(environment, task, Submission(answer=given), None, timeout_s=_TIMEOUT_S)
         finally:
-            await _closed(environment)
+            await closed(environment)
 
     verdict = _waited(work())
     shown = {"task": task.id, "prompt": task.prompt, "answer": given, "verdict": msgspec.to_builtins(verdict)}
@@ -308,7 +288,8 @@ def _plain(node: Node) -> Any:
     return {key: _plain(inner) for key, inner in node.value.items()} if isinstance(node.value, dict) else node.value
 
 
-async def _closed(environment: Environment) -> None:
+async def closed(environment: Environment) -> None:
+    """Ends what an environment keeps running, where it keeps something."""
     close = getattr(environment, "close", None)
     if close is not None:
         await close()

@@ -64,22 +64,23 @@ def check(
     reference: Reference,
     option: Options = None,
     seed: Seed = 42,
-    tasks: Annotated[int, typer.Option("--tasks", min=1, metavar="N", help="Tasks of each split to check.")] = 8,
-    repeats: Annotated[int, typer.Option("--repeats", "--times", "-k", min=1, metavar="K", help="How often each is graded.")] = 2,
-    task: Annotated[list[str] | None, typer.Option("--task", metavar="ID", help="Of task folders: only this; may be repeated.")] = None,
-    cheats: Annotated[bool, typer.Option("--cheats/--no-cheats", help="Of task folders: tries cheats too.")] = True,
+    tasks: Annotated[
+        int | None,
+        typer.Option("--tasks", min=1, metavar="N", help="Of each split. Default: 8 of packages, all of folders and manifests."),
+    ] = None,
+    times: Annotated[int, typer.Option("--times", "-k", min=1, metavar="K", help="How often each is tried.")] = 2,
+    task: Annotated[list[str] | None, typer.Option("--task", metavar="ID", help="Only this; may be repeated.")] = None,
+    cheats: Annotated[bool, typer.Option("--cheats/--no-cheats", help="Tries cheats too.")] = True,
     as_json: Json = False,
 ) -> None:
-    """Grades what must pass and what must not: a task's own answer, junk and silence; of task folders (harbor:PATH, swebench:FILE, or a
-    manifest that names one), the reference solution, the untouched state and cheats."""
-    from sandmill.cli import env_checking, environment
+    """Tries what must pass and what must not, of a REFERENCE or a manifest's environment: the reference solution, no work at all, and
+    cheats; of questions, their own answer, silence and junk. What is found is kept by architecture, and training refuses what failed."""
+    from sandmill.cli import env_checking
 
-    if env_checking.is_for(reference):
-        asked = env_checking.Asked(target=reference, tasks=tuple(task or ()), times=repeats, cheats=cheats, options=tuple(option or ()))
-        raise typer.Exit(carried(lambda: env_checking.run(asked, as_json=as_json)))
-
-    wanted = environment.Wanted.of(reference, option, seed=seed, tasks=tasks)
-    raise typer.Exit(carried(lambda: environment.check(wanted, repeats=repeats, as_json=as_json)))
+    asked = env_checking.Asked(
+        target=reference, per_split=tasks, tasks=tuple(task or ()), times=times, cheats=cheats, options=tuple(option or ()), seed=seed
+    )
+    raise typer.Exit(carried(lambda: env_checking.run(asked, as_json=as_json)))
 
 
 @app.command()

@@ -63,7 +63,7 @@ class LiveDisplay:
     def _stage_row(self) -> Table:
         view = self._view
         row = Table.grid(padding=(0, 2))
-        words = stage_words(view.stage, inert(view.detail, limit=40)) if view.stage is not None else "starting"
+        words = stage_words(view.stage, inert(view.detail, limit=60)) if view.stage is not None else "starting"
         done = f"{view.done}/{view.total}" if view.total else ""
         left = f"{duration(view.seconds_left)} left" if view.seconds_left is not None else duration(view.stage_seconds)
         bar = ProgressBar(total=view.total or None, completed=view.done, width=BAR_WIDTH, pulse=not view.total)

@@ -114,7 +114,7 @@ def _evaluation_tasks(manifest: Manifest, reasons: list[Reason]) -> int | None:
     spec = manifest.spec
     try:
         environment = registry.get(spec.environment.name, spec.environment)
-        refuse_failing(environment)
+        refuse_failing(environment, allow=spec.environment.allow_failing)
     except SandmillError as error:
         reasons.append(Reason(code=type(error).__name__, message=str(error)))
         return None

@@ -41,6 +41,10 @@ class EnvironmentSection(Section, frozen=True):
     seed: int = 42
     options: Mapping[str, str | int | float | bool | list[str]] = {}
     """The environment's own options, checked by the environment."""
+    leave_out: tuple[str, ...] = ()
+    """Ids of tasks that are not used."""
+    allow_failing: bool = False
+    """Trains also on tasks that failed `sandmill env check` on this architecture."""
 
 
 class WarmStartSection(Section, frozen=True):

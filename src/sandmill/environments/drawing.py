@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from sandmill.config.manifest import EnvironmentSection
 from sandmill.environments.packages.protocol import Description, Message, Row
-from sandmill.environments.splits import check_splits, split_tasks
+from sandmill.environments.splits import check_left_out, check_splits, split_tasks
 from sandmill.environments.task import Task
 from sandmill.errors import ConfigError
 
@@ -46,7 +46,7 @@ async def draw(
 
     `fit`: smaller ones where there are fewer tasks.
     """
-    reader = _Reader(fetch, source, allow_answers)
+    reader = _Reader(fetch, source, allow_answers, frozenset(section.leave_out))
     names = _names(description, source)
     sizes = {"train": section.train_tasks, "heldout": section.held_out_tasks}
     splits: dict[str, tuple[Drawn, ...]] = {}
@@ -66,6 +66,7 @@ async def draw(
                 size = {split: sizes[split]}
                 splits |= _drawn(rows, _fitting(rows, size) if fit else size, section.seed, source)
             seen |= {one.task.identity for one in splits[split]}
+    check_left_out(section, reader.met)
     check_splits({name: [one.task for one in drawn] for name, drawn in splits.items()}, source)
     return {"train": splits["train"], "heldout": splits["heldout"]}
 
@@ -102,11 +103,14 @@ def _fitting(rows: Sequence[Drawn], sizes: Mapping[str, int]) -> dict[str, int]:
 class _Reader:
     """Rows as tasks, every one checked."""
 
-    def __init__(self, fetch: Fetch, source: str, allow_answers: bool) -> None:
+    def __init__(self, fetch: Fetch, source: str, allow_answers: bool, left_out: frozenset[str]) -> None:
         self._fetch = fetch
         self._source = source
         self._allow_answers = allow_answers
+        self._left_out = left_out
         self._ids: dict[str, str] = {}
+        self.met: set[str] = set()
+        """Ids of all tasks so far."""
 
     async def whole(self, split: str, count: int) -> list[Drawn]:
         """All rows of a split."""
@@ -118,7 +122,7 @@ class _Reader:
             if len(rows) != min(PAGE, count - start):
                 raise ConfigError(f"split {split!a} promises {count} rows and ends after {start + len(rows)}", file=self._source)
             found += [self._task(split, start + index, row) for index, row in enumerate(rows)]
-        return found
+        return [one for one in found if one.task.id not in self._left_out]
 
     async def endless(self, split: str, wanted: int, seen: set[str], fit: bool) -> list[Drawn]:
         """The first rows whose identities are new; with `fit`, as many as there are."""
@@ -131,7 +135,7 @@ class _Reader:
                 break
             for index, row in enumerate(rows):
                 one = self._task(split, number + index, row)
-                if one.task.identity not in seen and len(found) < wanted:
+                if one.task.identity not in seen and one.task.id not in self._left_out and len(found) < wanted:
                     seen.add(one.task.identity)
                     found.append(one)
             number += len(rows)
@@ -163,6 +167,7 @@ class _Reader:
             identity=hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()[:32],
             metadata=metadata,
         )
+        self.met.add(task.id)
         return Drawn(task, row)
 
     def _check_id(self, id: str, place: str) -> None:

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import hashlib
 import re
-import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Final
@@ -25,15 +24,15 @@ from sandmill.environments.foreign_interaction import ForeignInteraction, score_
 from sandmill.environments.formats import Plan, plan
 from sandmill.environments.interaction import Offer
 from sandmill.environments.packages.asked import AskedService
-from sandmill.environments.packages.install import Installed, Report, add_bytecode, install, remember
+from sandmill.environments.packages.install import Installed, Report, install
 from sandmill.environments.packages.loaded import Launch, Lost
+from sandmill.environments.packages.opening import not_loaded, open_package
 from sandmill.environments.packages.protocol import Description, Row, Score
 from sandmill.environments.packages.seats import Seats
-from sandmill.environments.packages.service import PackageService
 from sandmill.environments.packages.wheels import PYTHON
 from sandmill.environments.task import Boundary, Graded, InfrastructureFailure, NoAnswer, Submission, Task, Verdict
 from sandmill.environments.verdicts import reason_of
-from sandmill.errors import ConfigError, EnvironmentFailed, GraderFailed
+from sandmill.errors import ConfigError, GraderFailed
 from sandmill.sandboxes import Sandbox, SandboxSpec
 from sandmill.sandboxes.dual import block_on, hop
 
@@ -46,8 +45,6 @@ CPU: Final = 2.0
 GRADING_S: Final = 600.0
 """A grader's deadline when nobody sets a shorter one."""
 ROWS_S: Final = 600.0
-SLOW_LOAD_S: Final = 1.0
-"""A package that takes longer to load has its modules compiled."""
 
 
 class ForeignEnvironment:
@@ -67,7 +64,8 @@ class ForeignEnvironment:
         self.sandbox = SandboxSpec()
         self.splits: Mapping[str, Sequence[Task]] = {name: tuple(one.task for one in drawn) for name, drawn in splits.items()}
         self._rows = {one.task.id: one.row for drawn in splits.values() for one in drawn}
-        self.digest = _digest(plan, installed, self.splits, self._rows)
+        self._base = _base(plan, installed)
+        self.digest = _digest(self._base, self.splits, self._rows)
         self._passes_at = description.passes_at if plan.common.pass_at is None else plan.common.pass_at
         self._turns: asyncio.Semaphore | None = None
 
@@ -114,6 +112,13 @@ class ForeignEnvironment:
     def expected_answer(self, task: Task) -> str | None:
         """An answer that should get the full reward, where the package knows one. Never shown to a policy."""
         return self._rows[task.id].answer
+
+    def task_digest(self, task: Task) -> str:
+        """sha256 (hex) over what is installed, how it is loaded and the task with its answer; not over how many are drawn."""
+        row = self._rows[task.id]
+        whole = self._base.copy()
+        whole.update(f"{task.prompt}\0{row.answer}\0".encode("utf-8", "surrogatepass") + bytes(row.row))
+        return whole.hexdigest()
 
     def demonstrations(self, seed: int) -> Iterator[Demonstration]:
         """How an episode goes, right one time in ten (see `confusion`). Raises ConfigError where answers are not known."""
@@ -194,12 +199,8 @@ async def opened(
 
 
 async def _load(plan: Plan, section: EnvironmentSection, report: Report, fit: bool) -> ForeignEnvironment:
-    installed = await install(plan.package, report)
-    service = _service(plan, installed)
+    installed, service = await _opened(plan, report)
     try:
-        if isinstance(service, PackageService):
-            installed, service = await _warmed(plan, installed, service, report)
-            await remember(installed, plan.reference)
         return await _drawn(plan, section, installed, service, fit)
     except BaseException:
         await service.close()
@@ -207,12 +208,12 @@ async def _load(plan: Plan, section: EnvironmentSection, report: Report, fit: bo
         raise
 
 
-def _service(plan: Plan, installed: Installed) -> AskedService:
+async def _opened(plan: Plan, report: Report) -> tuple[Installed, AskedService]:
     if plan.remote:
         from sandmill.environments.formats.openenv_remote import RemoteService
 
-        return RemoteService(plan.remote, plan.load)
-    return PackageService(_launch(plan, installed))
+        return await install(plan.package, report), RemoteService(plan.remote, plan.load)
+    return await open_package(plan.package, lambda installed: _launch(plan, installed), plan.name, plan.reference, report)
 
 
 def _launch(plan: Plan, installed: Installed) -> Launch:
@@ -227,22 +228,6 @@ def _launch(plan: Plan, installed: Installed) -> Launch:
     )
 
 
-async def _warmed(plan: Plan, installed: Installed, service: PackageService, report: Report) -> tuple[Installed, PackageService]:
-    """The package loaded; after its first load, from an image in which what it imports is compiled."""
-    started = time.monotonic()
-    report(f"loading {plan.name}")
-    try:
-        worker = await service.worker()
-    except (GraderFailed, TimeoutError) as error:
-        raise _not_loaded(plan, error) from error
-    if installed.record.compiled or time.monotonic() - started < SLOW_LOAD_S:
-        return installed, service
-    report(f"compiling {len(worker.description.modules)} modules of {plan.name}")
-    await service.close()
-    installed = await add_bytecode(installed, worker.description.modules)
-    return installed, PackageService(_launch(plan, installed))
-
-
 async def _drawn(plan: Plan, section: EnvironmentSection, installed: Installed, service: AskedService, fit: bool) -> ForeignEnvironment:
     try:
         worker = await service.worker()
@@ -252,20 +237,22 @@ async def _drawn(plan: Plan, section: EnvironmentSection, installed: Installed, 
 
         splits = await draw(worker.description, section, fetch, plan.source, allow_answers=plan.common.allow_answers_in_prompts, fit=fit)
     except (GraderFailed, TimeoutError) as error:
-        raise _not_loaded(plan, error) from error
+        raise not_loaded(plan.name, error) from error
     spoken = worker.description.multi_turn or worker.description.tools
     kind = DialogueEnvironment if spoken else ForeignEnvironment
     return kind(plan, installed, worker.description, service, splits)
 
 
-def _not_loaded(plan: Plan, error: Exception) -> EnvironmentFailed:
-    return EnvironmentFailed(f"environment {plan.name} could not be loaded: {error}")
-
-
-def _digest(plan: Plan, installed: Installed, splits: Mapping[str, Sequence[Task]], rows: Mapping[str, Row]) -> str:
-    """Over what is installed, how it is loaded, and every task drawn with its answer."""
+def _base(plan: Plan, installed: Installed) -> hashlib._Hash:
+    """Over what is installed and how it is loaded."""
     whole = hashlib.sha256(f"{plan.name}\0{installed.record.digest}\0{plan.adapter}\0".encode())
     whole.update(msgspec.json.encode([plan.load, plan.common, plan.beside], order="deterministic"))
+    return whole
+
+
+def _digest(base: hashlib._Hash, splits: Mapping[str, Sequence[Task]], rows: Mapping[str, Row]) -> str:
+    """Over that, and every task drawn with its answer."""
+    whole = base.copy()
     for split, tasks in splits.items():
         for task in tasks:
             whole.update(f"{split}\0{task.id}\0{task.identity}\0{task.prompt}\0{rows[task.id].answer}\0".encode("utf-8", "surrogatepass"))

@@ -79,12 +79,35 @@ class Rehearsed(Protocol):
         """Cheats that are worth trying on it."""
         ...
 
-    def task_digest(self, task: Task) -> str:
-        """sha256 (hex) over all that decides this task and its grading, and nothing else."""
-        ...
-
     def outside(self, task: Task) -> tuple[str, ...]:
         """What the last graded sandbox of this task had changed outside what is taken over for grading."""
+        ...
+
+
+@runtime_checkable
+class Answered(Protocol):
+    """Tasks that are answered, where the answer is known."""
+
+    def expected_answer(self, task: Task) -> str | None:
+        """One that should get the full reward; None where nobody knows one. Never shown to a policy."""
+        ...
+
+
+@runtime_checkable
+class Scripted(Protocol):
+    """Tasks whose answer is found by commands."""
+
+    def solution(self, task: Task) -> tuple[str, ...]:
+        """Commands that lead to the answer, for the agent's sandbox; none where the answer is enough. Never shown to a policy."""
+        ...
+
+
+@runtime_checkable
+class Digested(Protocol):
+    """Tasks that stay the same while others change."""
+
+    def task_digest(self, task: Task) -> str:
+        """sha256 (hex) over all that decides this task and its grading, and nothing else."""
         ...
 
 
@@ -93,4 +116,4 @@ async def sandbox_for(environment: Environment, task: Task) -> SandboxSpec:
     return await environment.sandbox_for(task) if isinstance(environment, ChoosesSandboxes) else environment.sandbox
 
 
-__all__ = ["Cheat", "ChoosesSandboxes", "GoesOn", "GradesSandboxes", "Rehearsed", "sandbox_for"]
+__all__ = ["Answered", "Cheat", "ChoosesSandboxes", "Digested", "GoesOn", "GradesSandboxes", "Rehearsed", "Scripted", "sandbox_for"]

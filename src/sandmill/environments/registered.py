@@ -21,7 +21,7 @@ import msgspec
 from sandmill.config.manifest import EnvironmentSection
 from sandmill.environments import foreign
 from sandmill.environments.foreign import ForeignEnvironment
-from sandmill.environments.formats import FORMATS, plan
+from sandmill.environments.formats import FORMATS, MACHINES, plan
 from sandmill.environments.packages.install import Report
 from sandmill.errors import ConfigError, EnvironmentFailed
 from sandmill.sandboxes.backends.native import state
@@ -50,7 +50,7 @@ class Registered(msgspec.Struct, frozen=True, kw_only=True):
 def register(text: str, environment: ForeignEnvironment, section: EnvironmentSection) -> Registered:
     """Gives a loaded environment the name `name@version`. Raises ConfigError for what is no name, or means another content already."""
     match = _NAME.fullmatch(text)
-    if match is None or match[1] in (*FORMATS, "shell"):
+    if match is None or match[1] in (*FORMATS, *MACHINES, "shell"):
         raise ConfigError(f"{text[:100]!a} is no name to give; write it as sums@1.0.0, in small letters, digits and . _ -", field="--as")
     own = environment.description
     entry = Registered(

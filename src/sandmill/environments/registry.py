@@ -1,9 +1,8 @@
 """A reference and a manifest section in, an `Environment` out.
 
 References: `name@version` for a built-in one, `format/what@version` for one of another format (formats/), such a one under
-a name of its own (registered.py), `harbor:PATH` or `swebench:PATH` for task sets that are files, or the user's own as
-`path/to/file.py:object` or `package.module:object`, where the object is an environment or is called with the section to make one. What
-is wrong is found here, before a run starts.
+a name of its own (registered.py), or the user's own as `path/to/file.py:object` or `package.module:object`, where the object is an
+environment or is called with the section to make one. What is wrong is found here, before a run starts.
 """
 
 from __future__ import annotations
@@ -19,12 +18,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
 from sandmill.config.manifest import EnvironmentSection
-from sandmill.environments.formats import is_foreign
-from sandmill.environments.splits import check_splits
+from sandmill.environments.formats import FORMATS, MACHINES, is_foreign, is_machines, machines, misspelt
+from sandmill.environments.splits import LEFT_OUT, check_splits
 from sandmill.errors import ConfigError, EnvironmentFailed, SandmillError, UnknownEnvironment
 
 if TYPE_CHECKING:
     from sandmill.environments.environment import Environment
+    from sandmill.environments.packages.install import Report
 
 _MEMBERS = ("name", "version", "digest", "sandbox", "splits", "files", "prepare", "collect", "grade")
 
@@ -39,37 +39,16 @@ BUILTIN: Mapping[str, Callable[[EnvironmentSection], Environment]] = {"shell@1.0
 """Reference -> factory."""
 
 
-def _harbor(place: str, section: EnvironmentSection) -> Environment:
-    from sandmill.environments.formats.harbor import HarborEnvironment
-
-    return HarborEnvironment(place, section)
-
-
-def _swebench(place: str, section: EnvironmentSection) -> Environment:
-    from sandmill.environments.formats.swebench import SweBenchEnvironment
-
-    return SweBenchEnvironment(place, section)
-
-
-FORMATS: Mapping[str, Callable[[str, EnvironmentSection], Environment]] = {"harbor": _harbor, "swebench": _swebench}
-"""`format:PATH` -> factory, for task sets that are files. They grade in sandboxes of their own."""
-
-
-def is_files(reference: str) -> bool:
-    """Whether a reference names a task set that is files."""
-    prefix, colon, place = reference.partition(":")
-    return bool(colon and place) and prefix in FORMATS
-
-
-def get(reference: str, section: EnvironmentSection | None = None) -> Environment:
+def get(reference: str, section: EnvironmentSection | None = None, report: Report = lambda line: None) -> Environment:
     """The environment that `reference` names, made from `section` (defaults where None), checked and safe to grade with.
 
     A built-in one grades in this process, one of another format in its sandbox, a user's own in child processes (see `isolation`).
+    `report` is told in words what is installed and loaded.
     Raises UnknownEnvironment (naming the nearest), ConfigError (an option, an ill-formed task, a leak between splits) and
     EnvironmentFailed (the user's module raised while it was loaded).
     """
     section = section if section is not None else EnvironmentSection(name=reference)
-    environment = load(reference, section)
+    environment = load(reference, section, report)
     check_splits(environment.splits, f"{environment.name}@{environment.version}")
     if not _is_own(reference):
         return environment
@@ -78,11 +57,12 @@ def get(reference: str, section: EnvironmentSection | None = None) -> Environmen
     return isolated(environment, reference, section)
 
 
-def load(reference: str, section: EnvironmentSection) -> Environment:
+def load(reference: str, section: EnvironmentSection, report: Report = lambda line: None) -> Environment:
     """As `get`, without the check of its tasks and with its grader in this process."""
-    if is_files(reference):
-        prefix, _, place = reference.partition(":")
-        return FORMATS[prefix](place, section)
+    if is_machines(reference):
+        return machines(reference, section, report)
+    if section.leave_out and (_is_own(reference) or reference in BUILTIN):
+        raise ConfigError(f"{reference} draws its own splits; leave tasks out of them there", field=LEFT_OUT)
     if _is_own(reference):
         return _own(reference, section)
     if reference in BUILTIN:
@@ -90,18 +70,18 @@ def load(reference: str, section: EnvironmentSection) -> Environment:
     if is_foreign(reference):
         from sandmill.environments import foreign
 
-        return foreign.load(reference, section)
+        return foreign.load(reference, section, report)
     from sandmill.environments import registered
 
     entry = registered.find(reference)
     if entry is not None:
-        return registered.load(entry, section)
+        return registered.load(entry, section, report)
     raise UnknownEnvironment(_unknown(reference, [f"{one.name}@{one.version}" for one in registered.registered()]))
 
 
 def _is_own(reference: str) -> bool:
-    """Whether it names an object of the user's; task sets that are files and the URL of a server have a colon, too."""
-    return ":" in reference and not is_files(reference) and not ("://" in reference and is_foreign(reference))
+    """Whether it names an object of the user's; a path and the URL of a server may have a colon, too."""
+    return ":" in reference and not is_machines(reference) and not ("://" in reference and is_foreign(reference))
 
 
 def _unknown(reference: str, registered: Sequence[str]) -> str:
@@ -112,12 +92,16 @@ def _unknown(reference: str, registered: Sequence[str]) -> str:
         return f"environment {reference!a} needs a version: write {versions[-1]}"
     if versions:
         return f"environment {name} has no version {version!a}: write {versions[-1]}"
+    if "/" in reference:
+        names += [f"{format}/{reference.partition('/')[2]}"[:120] for format in (*FORMATS, *MACHINES)]
     near = difflib.get_close_matches(reference, names, n=1, cutoff=0.0)
     return f"there is no environment {reference!a}; the nearest is {near[0]} (your own: path/to/file.py:object or module:object)"
 
 
 def _own(reference: str, section: EnvironmentSection) -> Environment:
     place, _, name = reference.rpartition(":")
+    if written := misspelt(reference):
+        raise UnknownEnvironment(f"{reference[:120]!a} is not a reference: write {written[:120]}")
     if not place or not name:
         raise UnknownEnvironment(f"{reference!a} is not a reference: write path/to/file.py:object or module:object")
     try:

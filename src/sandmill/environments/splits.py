@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import TypeVar
 
+from sandmill.config.check import nearest
 from sandmill.config.manifest import EnvironmentSection
 from sandmill.environments.task import Task
 from sandmill.errors import ConfigError
 
 REQUIRED = ("train", "heldout")
+LEFT_OUT = "spec.environment.leaveOut"
+T = TypeVar("T")
 
 
 def partition(items: Sequence[str], shares: Mapping[str, float], seed: int) -> dict[str, tuple[str, ...]]:
@@ -66,6 +70,24 @@ def draw(tasks: Sequence[Task], section: EnvironmentSection) -> dict[str, tuple[
     if sum(sizes.values()) > count and (section.train_tasks, section.held_out_tasks) == (unsaid.train_tasks, unsaid.held_out_tasks):
         sizes = {"train": count - count // 3, "heldout": count // 3}
     return split_tasks(tasks, sizes, section.seed)
+
+
+def kept(tasks: Mapping[str, T], section: EnvironmentSection) -> dict[str, T]:
+    """Tasks by id, without those that the section leaves out. Raises ConfigError for an id that is none, or when nothing is left."""
+    check_left_out(section, tasks)
+    found = {id: task for id, task in tasks.items() if id not in section.leave_out}
+    if not found:
+        raise ConfigError("leaves no task", field=LEFT_OUT)
+    return found
+
+
+def check_left_out(section: EnvironmentSection, ids: Collection[str]) -> None:
+    """Raises ConfigError naming the nearest when the section leaves out a task that is not there."""
+    for one in section.leave_out:
+        if one not in ids:
+            near = nearest(one, ids)
+            hint = f"did you mean {near!r}?" if near else f"there are {len(ids)}"
+            raise ConfigError(f"there is no task {one[:80]!r}; {hint}", field=LEFT_OUT)
 
 
 def check_splits(splits: Mapping[str, Sequence[Task]], environment: str) -> None:

@@ -18,8 +18,10 @@ from sandmill.rollouts.trajectory import SCHEMA_VERSION, Episode
 class RunStage(enum.StrEnum):
     """Which part of a run is going on."""
 
+    ENVIRONMENT = "environment"
+    """The environment's package is fetched, built, loaded or compiled, as `detail` says. No unit of progress."""
     LOADING = "loading"
-    """Model, tokenizer and environment are being made ready. No unit of progress."""
+    """Model and tokenizer are being made ready. No unit of progress."""
     WARM_START = "warm-start"
     """Supervised steps. Unit: steps."""
     EVALUATING = "evaluating"

@@ -24,6 +24,7 @@ from sandmill.environments.grading import GraderHealth
 from sandmill.environments.handover import ChoosesSandboxes
 from sandmill.environments.interaction import offer_of
 from sandmill.environments.mcp.equipped import equipped
+from sandmill.environments.packages.install import Report
 from sandmill.errors import ConfigError
 from sandmill.models.chat import Dialogue, dialogue_for
 from sandmill.models.engines.torch import TorchEngine
@@ -53,14 +54,17 @@ def on_loop(work: Coroutine[Any, Any, R]) -> R:
         raise RuntimeError("the episode loop was cancelled from outside") from error
 
 
-def resolve_environment(spec: Spec) -> Environment:
-    """The environment, with the splits that the manifest names. Raises ConfigError, UnknownEnvironment, EnvironmentFailed."""
-    environment = registry.get(spec.environment.name, spec.environment)
+def resolve_environment(spec: Spec, report: Report = lambda line: None) -> Environment:
+    """The environment, with the splits that the manifest names; `report` is told what is installed.
+
+    Raises ConfigError, UnknownEnvironment, EnvironmentFailed.
+    """
+    environment = registry.get(spec.environment.name, spec.environment, report)
     for split in ("train", *spec.evaluation.splits):
         if split not in environment.splits:
             known = ", ".join(environment.splits)
             raise ConfigError(f"{spec.environment.name} has no split {split!r}; it has {known}", field="spec.evaluation.splits")
-    refuse_failing(environment)
+    refuse_failing(environment, allow=spec.environment.allow_failing)
     return on_loop(equipped(environment, spec.tools.mcp))
 
 

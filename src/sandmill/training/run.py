@@ -108,9 +108,14 @@ class Run:
 @contextlib.contextmanager
 def open_run(manifest: Manifest, path: Path, *, resume: bool, listener: Listener) -> Iterator[Run]:
     """Opens a new run, or an existing one where it was last saved. Raises SandmillError; then nothing is left running."""
-    listener.on_event(StageChanged(stage=RunStage.LOADING))
     spec = manifest.spec
-    environment = resolve_environment(spec)
+
+    def report(line: str) -> None:
+        listener.on_event(StageChanged(stage=RunStage.ENVIRONMENT, detail=line))
+
+    report(spec.environment.name)
+    environment = resolve_environment(spec, report)
+    listener.on_event(StageChanged(stage=RunStage.LOADING))
     CostCap.of(spec.max_cost_usd, RunPrices.of(spec.prices))  # a cap that cannot be held is refused before anything is spent
     with contextlib.ExitStack() as closing:
         if resume:

@@ -17,10 +17,10 @@ def on_loop(work, timeout_s=120):
     return asyncio.run_coroutine_threadsafe(work, loop()).result(timeout_s)
 
 
-def harbor(place, **options):
+def harbor(place, leave_out=(), **options):
     """The environment of task folders, on this machine's own programs."""
-    reference = f"harbor:{place}"
-    return registry.get(reference, EnvironmentSection(name=reference, options={"base": "host", **options}))
+    reference = f"harbor/{place}"
+    return registry.get(reference, EnvironmentSection(name=reference, leave_out=tuple(leave_out), options={"base": "host", **options}))
 
 
 async def attempted(environment, task, *scripts, solve=False):

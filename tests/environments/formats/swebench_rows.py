@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+from sandmill.environments.packages.install import records, remove
 from sandmill.sandboxes import Image, Sandbox
+
+sys.path.append(str(Path(__file__).parents[1] / "packages"))
+from package_files import wheel
 
 CODE = "def add(a, b):\n    return a - b\n\n\ndef zero():\n    return 0\n"
 TESTS = "from adding import add, zero\n\n\ndef test_zero():\n    assert zero() == 0\n"
@@ -44,6 +53,8 @@ PYTHONPATH=/.sandmill/site:$PYTHONPATH python3 -m pytest -rA -p no:cacheprovider
 : '>>>>> End Test Output'
 git checkout HEAD test_adding.py
 """
+RELEASE, OTHER, BROKEN = "99.1", "99.2", "99.3"
+"""Of packages that nobody published: a published one may be installed already."""
 PARSER = """
 def parse(log, spec):
     found = {}
@@ -88,13 +99,28 @@ def write_rows(path: Path, *rows: object) -> Path:
     return path
 
 
-def package(root: Path) -> Path:
-    """A folder with a package of swebench's shape."""
-    for name, text in {"swebench/harness/log_parsers/__init__.py": PARSER, "unidiff/__init__.py": ""}.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return root
+@contextlib.contextmanager
+def index(folder: Path) -> Iterator[Path]:
+    """The only place that pip looks at meanwhile: a folder with packages of swebench's shape. What was installed is removed after it."""
+    files = {
+        "swebench/__init__.py": "import docker, everything",
+        "swebench/harness/constants/__init__.py": "",
+    }
+    folder.mkdir()
+    for release in (RELEASE, OTHER):
+        wheel(folder, "swebench", {**files, "swebench/harness/log_parsers/__init__.py": PARSER}, release)
+    wheel(folder, "swebench", {**files, "swebench/harness/log_parsers/__init__.py": "import no_such_module"}, BROKEN)
+    wheel(folder, "unidiff", {"unidiff/__init__.py": ""}, "1.0.1")
+    before = set(records())
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_CONSTRAINT"):
+            patch.delenv(name, raising=False)
+        patch.setenv("PIP_CONFIG_FILE", "/dev/null")
+        patch.setenv("PIP_NO_INDEX", "1")
+        patch.setenv("PIP_FIND_LINKS", str(folder))
+        yield folder
+    for key in set(records()) - before:
+        remove(key)
 
 
 def build_image(root: Path) -> str:

@@ -52,10 +52,11 @@ def test_a_tasks_digest_is_its_own_and_not_its_places(tmp_path):
     one = harbor(tmp_path)
     before = {task.id: one.task_digest(task) for task in one.tasks}
     shutil.copytree(place, tmp_path / "elsewhere" / "greeting")
-    moved = harbor(tmp_path / "elsewhere", verifiers=7, allow_failing=True)
+    moved = harbor(tmp_path / "elsewhere", verifiers=7)
     assert moved.task_digest(moved.tasks[0]) == before["greeting"]
     (place / "instruction.md").write_text("Another.")
-    after = harbor(tmp_path, leave_out=["elsewhere"])
+    shutil.rmtree(tmp_path / "elsewhere")
+    after = harbor(tmp_path)
     assert [after.task_digest(task) == before[task.id] for task in after.tasks] == [False, True]
 
 
@@ -150,7 +151,8 @@ def test_two_tasks_of_one_name_are_refused(tmp_path):
         ({"take": ["/etc"]}, "'/etc' is not the agent's to say"),
         ({"take": ["/logs"]}, "'/logs' is not the agent's to say: /logs/verifier comes from the task"),
         ({"tools": "/nowhere"}, "there is no folder '/nowhere'"),
-        ({"leave_out": ["greeting"]}, "leaves no task"),
+        ({"leave_out": ["greeting"]}, "spec.environment.leaveOut: leaves no task"),
+        ({"leave_out": ["greting"]}, "there is no task 'greting'; did you mean 'greeting'?"),
     ],
 )
 def test_options_are_checked(tmp_path, options, said):
@@ -194,7 +196,7 @@ def test_a_place_without_tasks_is_named(tmp_path):
 
 def test_the_reference_is_one_line_of_a_manifest(tmp_path):
     place = folders.greeting(tmp_path)
-    assert registry.get(f"harbor:{place}").name == "harbor:greeting"
+    assert registry.get(f"harbor/{place}").name == "harbor/greeting"
 
 
 def test_a_dockerfile_keeps_its_lines():

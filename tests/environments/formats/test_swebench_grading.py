@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 from harbor_attempts import attempted, on_loop
-from swebench_rows import FIX, build_image, package, row, write_rows
+from swebench_rows import FIX, RELEASE, build_image, index, row, write_rows
 
 from sandmill.config.manifest import EnvironmentSection
 from sandmill.environments import registry
@@ -24,16 +24,18 @@ def make(tmp_path_factory):
     """Makes the environment of one row."""
     root = tmp_path_factory.mktemp("swebench")
     commit = build_image(root)
-    folder = package(root / "package")
+    made = []
 
     def environment(**changes):
         path = write_rows(root / "rows.jsonl", row(base_commit=commit, **changes))
-        return registry.get(
-            f"swebench:{path}",
-            EnvironmentSection(name="x", options={"package": str(folder), "memory": "512Mi", "disk": "256Mi", "timeout_s": 60}),
-        )
+        section = EnvironmentSection(name="x", options={"memory": "512Mi", "disk": "256Mi", "timeout_s": 60})
+        made.append(registry.get(f"swebench/{path}@{RELEASE}", section))
+        return made[-1]
 
-    return environment
+    with index(root / "index"):
+        yield environment
+        for one in made:
+            on_loop(one.close())
 
 
 def verdict(environment, *scripts, solve=False):

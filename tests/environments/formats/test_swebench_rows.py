@@ -3,13 +3,16 @@
 import json
 
 import pytest
-from swebench_rows import package, row, write_rows
+from harbor_attempts import on_loop
+from swebench_rows import BROKEN, OTHER, RELEASE, index, row, write_rows
 
 from sandmill.config.manifest import EnvironmentSection
 from sandmill.environments import registry
+from sandmill.environments.formats.swebench import release_for
 from sandmill.environments.formats.swebench.environment import image_name
 from sandmill.environments.formats.swebench.rows import read_rows
-from sandmill.errors import ConfigError
+from sandmill.environments.packages.install import records
+from sandmill.errors import ConfigError, EnvironmentFailed
 
 
 def test_lists_may_be_text_and_unknown_columns_are_left(tmp_path):
@@ -84,12 +87,59 @@ def test_a_file_that_holds_no_rows_is_named(tmp_path, name, text, said):
     assert said in str(caught.value)
 
 
-def test_the_package_is_looked_for_before_anything_runs(tmp_path):
+@pytest.fixture
+def get(tmp_path):
+    """The environment of a row, from `swebench/FILE@RELEASE`."""
     path = write_rows(tmp_path / "rows.jsonl", row())
-    with pytest.raises(ConfigError, match="the key 'package' is missing"):
-        registry.get(f"swebench:{path}", EnvironmentSection(name="x"))
-    with pytest.raises(ConfigError, match="pip install --target"):
-        registry.get(f"swebench:{path}", EnvironmentSection(name="x", options={"package": str(tmp_path)}))
-    found = registry.get(f"swebench:{path}", EnvironmentSection(name="x", options={"package": str(package(tmp_path / "package"))}))
+    made = []
+
+    def environment(release=RELEASE, **options):
+        made.append(registry.get(f"swebench/{path}@{release}", EnvironmentSection(name="x", options=options)))
+        return made[-1]
+
+    with index(tmp_path / "index"):
+        yield environment
+        for one in made:
+            on_loop(one.close())
+
+
+def test_rows_become_tasks_without_their_answers(get):
+    found = get()
     assert [(task.id, task.prompt) for task in found.tasks] == [("own__adding-1", "add subtracts")]
     assert not any("+    return a + b" in str(task) or "test_add" in str(task) for task in found.tasks)
+
+
+def test_the_package_is_installed_as_any_other_and_listed_by_what_uses_it(get):
+    before = set(records())
+    get()
+    (found,) = [one for key, one in records().items() if key not in before]
+    assert [(one.name, one.version) for one in found.wheels] == [("swebench", RELEASE), ("unidiff", "1.0.1")]
+    assert [one.partition("/")[0] for one in found.references] == ["swebench"]
+
+
+def test_another_release_is_another_grading(get):
+    first, again, other = (get(release) for release in (RELEASE, RELEASE, OTHER))
+    assert first.digest == again.digest != other.digest
+
+
+def test_a_release_that_cannot_be_loaded_says_why(get):
+    with pytest.raises(EnvironmentFailed, match=r"swebench 99\.3 could not be loaded: .*no_such_module"):
+        get(BROKEN)
+
+
+def test_rows_decide_the_release_that_nobody_names(tmp_path):
+    newer, older = read_rows(write_rows(tmp_path / "rows.jsonl", row(), row(instance_id="b", eval_script="", log_parser="")))
+    assert (release_for([newer]), release_for([newer, older])) == ("5.0.2", "4.1.0")
+
+
+@pytest.mark.parametrize(
+    ("release", "options", "error", "said"),
+    [
+        ("99.9", {}, EnvironmentFailed, "there is no swebench==99.9 that fits this Python"),
+        (RELEASE, {"package": "folder"}, ConfigError, "package"),
+        (RELEASE, {"at_timeout": "never"}, ConfigError, "it is unsolved or failure"),
+    ],
+)
+def test_what_cannot_be_used_is_said_before_anything_runs(get, release, options, error, said):
+    with pytest.raises(error, match=said):
+        get(release, **options)

@@ -1,4 +1,4 @@
-"""`harbor:PATH`: task folders as an environment. In: a folder of task folders (or one), both layouts. Out: tasks, sandboxes, verdicts.
+"""`harbor/PATH`: task folders as an environment. In: a folder of task folders (or one), both layouts. Out: tasks, sandboxes, verdicts.
 
 The reward is what the task's own verifier wrote, in a sandbox that the agent never was in (see `verifying`). What the agent did outside its
 workdir, declared artifacts and option `take` is not taken over, and recorded.
@@ -31,7 +31,7 @@ from sandmill.environments.formats.harbor.sandboxes import agent_spec, lay, wait
 from sandmill.environments.formats.harbor.verdicts import verified
 from sandmill.environments.handover import Cheat
 from sandmill.environments.observe import NOTHING
-from sandmill.environments.splits import draw
+from sandmill.environments.splits import draw, kept
 from sandmill.environments.task import Graded, Submission, Task, Verdict
 from sandmill.environments.verifying.cheats import CHEATS
 from sandmill.environments.verifying.verify import Findings, root
@@ -61,10 +61,8 @@ class HarborEnvironment:
     def __init__(self, place: str, section: EnvironmentSection) -> None:
         self.options = parse_options(section.options)
         self._section = section
-        self._folders = {one.id: one for one in _read_all(Path(place).expanduser()) if one.id not in self.options.leave_out}
-        if not self._folders:
-            raise ConfigError("option leave_out leaves no task", field="options.leave_out")
-        self.name = f"harbor:{Path(place).expanduser().resolve().name}"
+        self._folders = kept({one.id: one for one in _read_all(Path(place).expanduser())}, section)
+        self.name = f"harbor/{Path(place).expanduser().resolve().name}"
         self._images = Images(self.options)
         self._progress: weakref.WeakKeyDictionary[Sandbox, _Progress] = weakref.WeakKeyDictionary()
         self._outside: dict[str, tuple[str, ...]] = {}
@@ -78,7 +76,7 @@ class HarborEnvironment:
     def task_digest(self, task: Task) -> str:
         """sha256 over a task's files and limits, and the options that decide its grading."""
         folder, options = self._folders[task.id], self.options
-        deciding = msgspec.structs.replace(options, leave_out=(), verifiers=1, allow_failing=False)
+        deciding = msgspec.structs.replace(options, verifiers=1)
         # Where a task lies is no part of what it is.
         plain = msgspec.structs.replace(folder, path="", context="")
         whole = hashlib.sha256(f"harbor 1 {deciding}".encode() + msgspec.msgpack.encode(plain, order="sorted"))
@@ -86,11 +84,6 @@ class HarborEnvironment:
             if path.is_file() and not path.is_symlink():
                 whole.update(f"{path.relative_to(folder.context)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
         return whole.hexdigest()
-
-    @property
-    def allow_failing(self) -> bool:
-        """Whether tasks that failed their check may be trained on."""
-        return self.options.allow_failing
 
     @cached_property
     def tasks(self) -> tuple[Task, ...]:

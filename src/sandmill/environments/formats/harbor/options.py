@@ -1,4 +1,4 @@
-"""The options of `harbor:PATH` in a manifest; a frozen record out."""
+"""The options of `harbor/PATH` in a manifest; a frozen record out."""
 
 from __future__ import annotations
 
@@ -32,8 +32,6 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Paths besides the workdir that an agent's work may be in; `/`: all but the system's."""
     tools: str = ""
     """A folder of Python packages that tests need, as `pip install --target` makes one."""
-    leave_out: tuple[str, ...] = ()
-    """Ids of tasks that are not used."""
     at_timeout: str = "failure"
     """What a verifier that does not end in time means: `failure` no reward; `unsolved` a reward of 0, where programs of the agent's may
     run for ever and verifiers are known to be quick."""
@@ -41,8 +39,6 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """The reward from which a task counts as solved."""
     verifiers: Annotated[int, Meta(ge=1)] = 2
     """How many may run at once."""
-    allow_failing: bool = False
-    """Trains also on tasks that failed `sandmill env check`."""
 
 
 def parse_options(options: Mapping[str, object]) -> Options:

@@ -1,4 +1,4 @@
-"""`swebench:FILE`: rows of SWE-bench as an environment. In: rows, images, the `swebench` package. Out: tasks, sandboxes, verdicts.
+"""`swebench/FILE`: rows of SWE-bench as an environment. In: rows, images, the `swebench` package. Out: tasks, sandboxes, verdicts.
 
 The agent edits /testbed. What it leaves is taken as a patch, applied to a fresh copy of the image, and evaluated there as the benchmark
 does; the reward is 1 when the issue is resolved, else 0.
@@ -12,25 +12,23 @@ import hashlib
 import shlex
 from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
-from typing import Annotated, Final
+from typing import Final
 
 import msgspec
-from msgspec import Meta
 
-from sandmill.config.manifest import EnvironmentSection
 from sandmill.environments.environment import Artifacts
-from sandmill.environments.formats.records import record
 from sandmill.environments.formats.swebench import patches
+from sandmill.environments.formats.swebench.harness import Evaluation, Harness
+from sandmill.environments.formats.swebench.options import Options
 from sandmill.environments.formats.swebench.resolution import confirmed, contradicted, resolve
-from sandmill.environments.formats.swebench.rows import Row, read_rows
-from sandmill.environments.formats.swebench.worker import Evaluation, Worker
+from sandmill.environments.formats.swebench.rows import Row
 from sandmill.environments.handover import Cheat
-from sandmill.environments.splits import draw
-from sandmill.environments.task import Graded, Submission, Task, Verdict
+from sandmill.environments.packages.loaded import Lost
+from sandmill.environments.task import Boundary, Graded, InfrastructureFailure, Submission, Task, Verdict
+from sandmill.environments.verdicts import reason_of
 from sandmill.environments.verifying.cheats import CHEATS, cheat
 from sandmill.environments.verifying.verify import Findings, Tests, verify
-from sandmill.errors import ConfigError, EnvironmentFailed, GraderFailed
+from sandmill.errors import EnvironmentFailed, GraderFailed
 from sandmill.sandboxes import Sandbox, SandboxSpec
 from sandmill.sandboxes.backends.native import wire
 
@@ -42,45 +40,21 @@ _GIT_S: Final = 120.0
 _APPLY: Final = "cd /testbed && git apply --verbose - || patch --batch --fuzz=5 -p1"
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How rows are used here."""
-
-    package: str
-    """The folder that `pip install --target FOLDER --no-deps swebench unidiff` made: it reads logs and, of 4.x rows, makes evaluations."""
-    image: str = ""
-    """An image's name for rows that carry none, with {instance_id} in it. Empty: the benchmark's own name for it."""
-    memory: str = "4Gi"
-    disk: str = "4Gi"
-    cpu: Annotated[float, Meta(gt=0)] = 1.0
-    timeout_s: Annotated[float, Meta(gt=0)] = 1800.0
-    """Of one evaluation."""
-    at_timeout: str = "unsolved"
-    """What an evaluation that does not end in time means: `unsolved` as in the benchmark, or `failure`: no reward."""
-    leave_out: tuple[str, ...] = ()
-    """Ids of rows that are not used."""
-    verifiers: Annotated[int, Meta(ge=1)] = 2
-    """How many may be evaluated at once."""
-    allow_failing: bool = False
-    """Trains also on tasks that failed `sandmill env check`."""
-
-
 class SweBenchEnvironment:
-    """See the module. `place`: a .jsonl, .json or .parquet file of rows."""
+    """See the module. Belongs to the event loop that it first grades on; `close` ends the package's sandbox."""
 
     version = "1.0.0"
     sandbox = SandboxSpec()
 
-    def __init__(self, place: str, section: EnvironmentSection) -> None:
-        self.options = record(section.options, Options, "options")
-        if self.options.at_timeout not in ("unsolved", "failure"):
-            raise ConfigError(f"it is unsolved or failure, not {self.options.at_timeout[:60]!r}", field="options.at_timeout")
-        self._section = section
-        path = Path(place).expanduser()
-        self._rows = {row.instance_id: row for row in read_rows(path) if row.instance_id not in self.options.leave_out}
-        if not self._rows:
-            raise ConfigError("option leave_out leaves no row", field="options.leave_out")
-        self.name = f"swebench:{path.name}"
-        self._worker = Worker(Path(self.options.package).expanduser())
+    def __init__(
+        self, name: str, rows: Mapping[str, Row], splits: Mapping[str, Sequence[Task]], options: Options, harness: Harness
+    ) -> None:
+        self.name = f"swebench/{name}"
+        self.options = options
+        self.tasks = tasks_of(rows)
+        self.splits = splits
+        self._rows = rows
+        self._harness = harness
         self._evaluations: dict[str, Evaluation] = {}
         self._turns: asyncio.Semaphore | None = None
 
@@ -91,28 +65,10 @@ class SweBenchEnvironment:
 
     def task_digest(self, task: Task) -> str:
         """sha256 over a row and the options that decide its grading."""
-        deciding = msgspec.structs.replace(self.options, leave_out=(), verifiers=1, allow_failing=False)
-        return hashlib.sha256(f"swebench 1 {deciding}".encode() + msgspec.msgpack.encode(self._rows[task.id])).hexdigest()
-
-    @property
-    def allow_failing(self) -> bool:
-        """Whether tasks that failed their check may be trained on."""
-        return self.options.allow_failing
-
-    @cached_property
-    def tasks(self) -> tuple[Task, ...]:
-        """All of them, in the file's order."""
-        return tuple(self._task(row) for row in self._rows.values())
-
-    @cached_property
-    def splits(self) -> Mapping[str, Sequence[Task]]:
-        """`train` and `heldout`, drawn by the section's seed."""
-        return draw(self.tasks, self._section)
-
-    def _task(self, row: Row) -> Task:
-        return Task(
-            id=row.instance_id, prompt=row.problem_statement, identity=row.instance_id, metadata={"repo": row.repo, "version": row.version}
-        )
+        deciding = msgspec.structs.replace(self.options, verifiers=1)
+        return hashlib.sha256(
+            f"swebench 2 {self._harness.digest} {deciding}".encode() + msgspec.msgpack.encode(self._rows[task.id])
+        ).hexdigest()
 
     def files(self, task: Task) -> Mapping[str, bytes]:
         """None: they are in the image."""
@@ -149,6 +105,12 @@ class SweBenchEnvironment:
 
     async def grade_sandbox(self, task: Task, submission: Submission, sandbox: Sandbox | None) -> Verdict:
         """Whether the agent's patch resolves the issue. A patch that does not apply, or a repository that the agent broke, does not."""
+        try:
+            return await self._verdict(task, sandbox)
+        except Lost as error:
+            return InfrastructureFailure(boundary=Boundary.GRADER, reason=reason_of(error), retryable=True)
+
+    async def _verdict(self, task: Task, sandbox: Sandbox | None) -> Graded:
         row = self._rows[task.id]
         patch = b"" if sandbox is None else await _patch(sandbox, row.base_commit)
         if patch is None or patches.reaches_git(patch):
@@ -163,7 +125,7 @@ class SweBenchEnvironment:
             return _unresolved(applied=False)
         if START not in findings.output:
             raise GraderFailed(f"the evaluation of {row.instance_id} never came to its tests: {_end(findings.output)}")
-        status = await self._worker.parse(row, evaluation, findings.output)
+        status = await self._harness.parse(row, evaluation, findings.output)
         fail_only = evaluation.eval_type == "fail_only"
         if contradicted(findings.output.decode("utf-8", "replace"), status, fail_only=fail_only):
             return _unresolved(applied=True)
@@ -181,7 +143,7 @@ class SweBenchEnvironment:
             if row.eval_script:
                 made = Evaluation(eval_script=row.eval_script, log_parser=row.log_parser, eval_type=row.eval_type)
             else:
-                made = await self._worker.describe(row)
+                made = await self._harness.evaluation(row)
             self._evaluations[row.instance_id] = made
         return self._evaluations[row.instance_id]
 
@@ -230,6 +192,18 @@ class SweBenchEnvironment:
     def outside(self, task: Task) -> tuple[str, ...]:
         """Nothing but a patch is taken over."""
         return ()
+
+    async def close(self) -> None:
+        """Ends the package's sandbox. Idempotent."""
+        await self._harness.close()
+
+
+def tasks_of(rows: Mapping[str, Row]) -> tuple[Task, ...]:
+    """All rows as tasks, in their order."""
+    return tuple(
+        Task(id=id, prompt=row.problem_statement, identity=id, metadata={"repo": row.repo, "version": row.version})
+        for id, row in rows.items()
+    )
 
 
 def image_name(row: Row, template: str) -> str:
