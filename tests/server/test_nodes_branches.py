@@ -30,12 +30,3 @@ def test_forks_stay_on_their_node_and_outlive_the_head(tmp_path: Path) -> None:
         assert still["frozen"] is True
         assert head.ask("POST", f"sandboxes/{names[0]}/thaw", {}).status == 200
         assert head.run(names[0], "true")["status"]["exitCode"] == 0
-
-
-def test_an_image_of_a_sandbox_on_a_node_is_refused(tmp_path: Path) -> None:
-    with heading(tmp_path, "--no-local") as head:
-        head.join("a")
-        head.up("origin")
-        assert head.ask("POST", "images", {"metadata": {"name": "snap"}, "spec": {"fromSandbox": {"name": "origin"}}}).status == 201
-        failed = head.until("images/snap", phase="Failed")["status"]
-        assert "images do not travel yet" in failed["message"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -71,7 +72,6 @@ def test_what_cannot_take_it_is_never_chosen(need: Need, place: Place) -> None:
     assert place.held < place.most
     assert place.starting < place.most_starting
     assert need.architecture in (None, place.machine.architecture)
-    assert need.image is None or need.image in place.images
     assert place.machine.free.memory_bytes > 0
     assert place.machine.free.disk_bytes > 0
     assert place.machine.free.pids > 0
@@ -115,6 +115,13 @@ def test_a_loaded_machine_is_spared() -> None:
         most_starting=9,
     )
     assert choose(Need(cpu=1, memory_bytes=GIB), [busy, calm]) == calm
+
+
+def test_a_place_that_has_the_image_is_preferred_until_it_is_much_more_burdened() -> None:
+    need = Need(cpu=1, memory_bytes=GIB, image="one")
+    with_it = [msgspec.structs.replace(_even("with", held), images=frozenset({"one"})) for held in (1, 2, 4)]
+    chosen = [choose(need, [_even("without", 0), place]) for place in with_it]
+    assert [place and place.name for place in chosen] == ["with", "with", "without"]
 
 
 asks = st.lists(st.sampled_from("abcd"), min_size=1, max_size=60)

@@ -50,7 +50,7 @@ class Boxes:
         self._records = records
         self.places = places
         self.nodes = nodes
-        nodes.boxes = self
+        nodes.serve(self)
         self._events = events
         self._catalog = catalog
         self._billing = Billing(records)

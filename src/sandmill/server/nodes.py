@@ -1,4 +1,4 @@
-"""The nodes of a server and their lives. In: beats, drains, removals, the clock. Out: places; sandboxes adopted, moved or lost.
+"""The nodes of a server and their lives. In: beats, drains, removals, the clock. Out: places; sandboxes moved or lost.
 
 A node is Ready while it beats, Draining when it is to take no more, Lost when it has been silent for longer than the lease it was given:
 by then it has ended its sandboxes itself. What an epoch of a node held ends with that epoch, whoever ended it.
@@ -9,22 +9,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from sandmill.config.quantities import parse_duration
-from sandmill.errors import ConfigError, SandboxError
-from sandmill.sandboxes.backends.remote.client import Client
-from sandmill.server import layer
+from sandmill.errors import ConfigError
+from sandmill.sandboxes.backends.remote.client import AnswerError, Client
+from sandmill.sandboxes.backends.remote.http import UntrustedError
 from sandmill.server.beats import BEAT_S, Beat, Told, capacity_of, free_of
 from sandmill.server.events import Events
-from sandmill.server.live import Live
+from sandmill.server.known import Node
 from sandmill.server.node_sandbox import NodeSandbox
 from sandmill.server.placement import Place
-from sandmill.server.places import LOCAL, Claim, Places, Target, need_of
+from sandmill.server.places import LOCAL, Claim, Places, Target
 from sandmill.server.records import Records, Value, fine_stamp, fresh, now, seconds_of
 from sandmill.server.refusals import Refusal, not_found
+from sandmill.server.returning import Holder, Keeper, Returning
 from sandmill.server.settings import Settings
 from sandmill.server.statuses import DRAINED
 
@@ -37,43 +37,6 @@ _PROBE_S: Final = 5.0
 _log = logging.getLogger("sandmill.server")
 
 
-class Holder(Protocol):
-    """Whose the sandboxes are: `Boxes`."""
-
-    @property
-    def live(self) -> dict[str, Live]: ...
-    def soon(self, work: Awaitable[Any]) -> None: ...
-    async def stop(self, project: str, name: str, reason: str) -> None: ...
-
-
-class Keeper(Protocol):
-    """Who says what became of them: `Survivors`."""
-
-    async def resume(self, project: str, name: str, sandbox: NodeSandbox) -> None: ...
-    async def lose(self, project: str, name: str, alive_until_s: float, why: str) -> None: ...
-
-
-class Node:
-    """One node, as far as it is known since this server started."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.beat: Beat | None = None
-        self.client: Client | None = None
-        self.seen = time.monotonic()
-        self.seen_s: float | None = None
-        self.strange: set[str] = set()
-        """Sandboxes of the last beat that this server knows nothing of."""
-        self.missing: set[str] = set()
-        """Sandboxes that the last beat should have named."""
-        self.moving: set[str] = set()
-        """Sandboxes that are being stopped because of a drain."""
-        self.probed = False
-        """Whether it is being seen if it still listens."""
-        self.drain_ends: float | None = None
-        """When those that cannot be saved are stopped too (monotonic)."""
-
-
 class Nodes:
     """All nodes. On the event loop only."""
 
@@ -84,36 +47,37 @@ class Nodes:
         self._lease_s = settings.node_lease_s
         self._alive_until_s = alive_until_s
         self._nodes: dict[str, Node] = {value["metadata"]["name"]: Node(value["metadata"]["name"]) for value in records.each("Node")}
-        self._expected: dict[str, tuple[str, str, asyncio.Event]] = {}
-        """Sandboxes of before the restart whose node has not been heard of yet, by uid: project, name, and when it is settled."""
+        self._returning = Returning(records, places, alive_until_s)
         self._moving = asyncio.Semaphore(_MOVING_AT_ONCE)
         places.awaited = self._awaited
-        self.boxes: Holder
-        self.survivors: Keeper
+
+    @property
+    def boxes(self) -> Holder:
+        """Whose the sandboxes are."""
+        return self._returning.boxes
+
+    def serve(self, boxes: Holder) -> None:
+        """Says whose the sandboxes are, once that exists."""
+        self._returning.boxes = boxes
+
+    def report_to(self, survivors: Keeper) -> None:
+        """Says who says what became of them, once that exists."""
+        self._returning.survivors = survivors
 
     def expect(self) -> frozenset[str]:
         """After a restart: the uids of sandboxes that may still run on their nodes. Before anything else looks at them."""
-        for value in self._records.each("Sandbox"):
-            meta, status = value["metadata"], value["status"]
-            there = status.get("node")
-            node = None if there is None else self._records.get("Node", "", there["name"])
-            if there is None or node is None or node["status"]["phase"] not in ("Ready", "Draining"):
-                continue
-            if status["phase"] in ("Running", "Stopping", "Recovering", "Terminating"):
-                claim = Claim(meta["uid"], there["name"], need_of(value["spec"]), there["sandbox"], there["epoch"])
-                claim.starting = False
-                self._places.keep(claim)
-                self._expected[meta["uid"]] = (meta["namespace"], meta["name"], asyncio.Event())
-        return frozenset(self._expected)
+        return self._returning.expect()
 
     async def settled(self, uid: str) -> None:
         """Until it is known what became of a sandbox of before the restart; at most as long as its node may be silent."""
-        if (found := self._expected.get(uid)) is not None:
-            await found[2].wait()
+        await self._returning.settled(uid)
 
     async def heard(self, name: str, registrar: str, beat: Beat) -> Told:
         """A node's beat. Raises Refusal: Conflict (another has taken its name), NotFound (removed), Expired (it was taken for lost)."""
         client = _client(beat)
+        known = self._nodes.get(name)
+        if beat.url.startswith("https:") and (known is None or known.beat is None or known.beat.url != beat.url):
+            await _trusted(client)
         value = self._records.get("Node", "", name)
         if value is None:
             if beat.uid:
@@ -126,7 +90,7 @@ class Nodes:
             value = self._set(value, phase="Draining", drainTime=now())
         if beat.leaving:
             node.drain_ends = 0.0
-        self._settle(node, beat)
+        self._returning.settle(node, beat)
         end = self._compare(node, beat)
         if beat.leaving and not self._places.on(name):
             ended = {**value["status"]["ended"], beat.epoch: "Left"}
@@ -274,7 +238,7 @@ class Nodes:
         claims = {claim.name: claim for claim in self._places.on(node.name) if claim.epoch == beat.epoch}
         strange = set(beat.sandboxes) - set(claims)
         end, node.strange = sorted(strange & node.strange), strange
-        there = {name for name, claim in claims.items() if not claim.starting and claim.uid not in self._expected}
+        there = {name for name, claim in claims.items() if not claim.starting and claim.uid not in self._returning}
         missing = there - set(beat.sandboxes)
         for name in there:
             why = beat.sandboxes.get(name) or ("its node no longer has it" if name in missing & node.missing else None)
@@ -288,51 +252,6 @@ class Nodes:
         live = self.boxes.live.get(claim.uid)
         if live is not None and isinstance(live.sandbox, NodeSandbox) and live.sandbox.alive:
             live.sandbox.lose(why)
-
-    def _settle(self, node: Node, beat: Beat) -> None:
-        """The node is back after a restart of this server: what it still has is taken up again."""
-        for claim in self._places.on(node.name):
-            if claim.uid not in self._expected or claim.uid in node.moving:
-                continue
-            node.moving.add(claim.uid)
-            if claim.epoch == beat.epoch and beat.sandboxes.get(claim.name) == "":
-                self.boxes.soon(self._adopt(node, claim, beat))
-            else:
-                why = beat.sandboxes.get(claim.name) or f"node {node.name} no longer has it"
-                self.boxes.soon(self._give_up(claim, self._alive_until_s, why))
-
-    async def _adopt(self, node: Node, claim: Claim, beat: Beat) -> None:
-        project, name, settled = self._expected[claim.uid]
-        value = self._records.get("Sandbox", project, name)
-        try:
-            if value is None or node.client is None:
-                self._places.release(claim.uid)
-                return
-            made = layer.sandbox_spec(value["spec"], {}, value["status"].get("image", {}).get("digest"))
-            labels = value["metadata"].get("labels", {})
-            sandbox = NodeSandbox(made, node.client, claim.name, name, labels, rootless=beat.rootless)
-            await self.survivors.resume(project, name, sandbox)
-        except SandboxError as error:
-            await self.survivors.lose(project, name, time.time(), f"it could not be taken up again: {error}")
-        finally:
-            node.moving.discard(claim.uid)
-            self._expected.pop(claim.uid, None)
-            settled.set()
-
-    async def _give_up(self, claim: Claim, alive_until_s: float, why: str) -> None:
-        """A sandbox, or what is left of its record, is lost."""
-        expected = self._expected.get(claim.uid)
-        found = expected[:2] if expected is not None else self._name_of(claim.uid)
-        try:
-            if found is not None:
-                await self.survivors.lose(*found, alive_until_s, why)
-        finally:
-            self._places.release(claim.uid)
-            if expected is not None:
-                self._expected.pop(claim.uid, None)
-                expected[2].set()
-            if (node := self._nodes.get(claim.place)) is not None:
-                node.moving.discard(claim.uid)
 
     async def _probe(self, node: Node, beat: Beat) -> None:
         """A machine that refuses connections where its node listened has no such process any more, nor what that held: no need to wait."""
@@ -373,7 +292,7 @@ class Nodes:
             # Those on their way, or being stopped, fail by themselves; a creation is then tried elsewhere.
             if not claim.starting and node is not None and claim.uid not in node.moving:
                 node.moving.add(claim.uid)
-                self.boxes.soon(self._give_up(claim, time.time() if since_s is None else since_s, why))
+                self.boxes.soon(self._returning.give_up(node, claim, time.time() if since_s is None else since_s, why))
 
     def _empty(self, node: Node, value: Value) -> None:
         """Stops what a draining node still holds: saved ones at once, the others at the deadline."""
@@ -382,8 +301,8 @@ class Nodes:
             node.drain_ends = time.monotonic() + parse_duration(value["spec"]["drainTimeout"]) - (time.time() - began_s)
         due = time.monotonic() >= node.drain_ends
         for claim in self._places.on(node.name):
-            found = self._name_of(claim.uid)
-            if found is None or claim.starting or claim.uid in node.moving or claim.uid in self._expected:
+            found = self._returning.name_of(claim.uid)
+            if found is None or claim.starting or claim.uid in node.moving or claim.uid in self._returning:
                 continue
             box = self._records.get("Sandbox", *found)
             if box is not None and (due or box["spec"]["continuity"]["mode"] == "Snapshotted"):
@@ -407,16 +326,23 @@ class Nodes:
         self._records.put("Node", "", {**value, "status": after})
         return self._records.get("Node", "", value["metadata"]["name"]) or value
 
-    def _name_of(self, uid: str) -> tuple[str, str] | None:
-        live = self.boxes.live.get(uid)
-        return None if live is None else (live.project, live.name)
-
 
 def _client(beat: Beat) -> Client:
     try:
         return Client(beat.url, beat.key, "default")
     except ConfigError as error:
         raise Refusal("Invalid", f"the node cannot be reached there: {error.message}") from None
+
+
+async def _trusted(client: Client) -> None:
+    """Refuses a node that this server would never speak with: rather now than at its first sandbox. Raises Refusal."""
+    try:
+        async with asyncio.timeout(_PROBE_S):
+            await client.ask("GET", "/livez")
+    except UntrustedError as error:
+        raise Refusal("Invalid", f"it will not speak with the node: {error}") from None
+    except (OSError, AnswerError) as error:
+        _log.warning("a node joins that does not answer yet: %s", error or type(error).__name__)
 
 
 def _newest(ended: dict[str, str]) -> dict[str, str]:

@@ -30,7 +30,7 @@ class Survivors:
         self._secrets = secrets
         self._unsure: dict[str, Log] = {}
         """Output of commands that may have outlived the last server, by uid."""
-        boxes.nodes.survivors = self
+        boxes.nodes.report_to(self)
 
     async def recover(self, expected: frozenset[str]) -> None:
         """After a restart: no command runs still, and its object says so; but for sandboxes in `expected` (uids) that is not sure."""

@@ -107,9 +107,7 @@ class Http:
             async with asyncio.timeout(_CONNECT_S):
                 return await asyncio.open_connection(self._host, self._port, ssl=self._tls, limit=_LONGEST_HEAD)
         except ssl.SSLCertVerificationError as error:
-            message = (
-                f"the certificate of {self._url} is not trusted here ({error.verify_message}); name its authority's file in SSL_CERT_FILE"
-            )
+            message = f"the certificate of {self._url} is not trusted ({error.verify_message}); name its authority's file in SSL_CERT_FILE"
             raise UntrustedError(message) from error
         except ssl.SSLError as error:
             if error.reason != "WRONG_VERSION_NUMBER":
