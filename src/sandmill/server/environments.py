@@ -8,6 +8,7 @@ Nothing else is kept: an object that is Pending when the server dies is taken up
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import shutil
@@ -18,7 +19,7 @@ from sandmill.errors import SandmillError
 from sandmill.sandboxes.dual import in_thread
 from sandmill.server.blobs import Blobs
 from sandmill.server.events import Events
-from sandmill.server.layer_environments import BUNDLE, Measured, NotUsable, forget_package, measure
+from sandmill.server.layer_environments import BUNDLE, Measured, NotUsable, forget_package, measure, section_of
 from sandmill.server.records import Records, Value
 from sandmill.server.refusals import Cause, Refusal, invalid, shown_name
 from sandmill.server.schema import UNSUPPORTED, ascii_of, nearest
@@ -79,6 +80,14 @@ class Environments:
             raise invalid("trainingjobs", "", [Cause(field, "FieldValueNotFound", message)])
         return found
 
+    def has(self, project: str, reference: str) -> bool:
+        """Whether a reference means something."""
+        try:
+            self.find(project, reference, "")
+        except Refusal:
+            return False
+        return True
+
     def bundle(self, value: Value) -> Path:
         """Where an object's own copy of its bundle lies."""
         return self._folder / str(value["metadata"]["uid"]) / BUNDLE
@@ -102,7 +111,8 @@ class Environments:
 
         def free() -> None:
             if not alike:
-                forget_package(bundle, value["spec"])
+                with contextlib.suppress(SandmillError, OSError):  # it was none
+                    forget_package(section_of(bundle, value["spec"]))
             shutil.rmtree(bundle.parent, ignore_errors=True)
 
         await in_thread(free)

@@ -15,6 +15,7 @@ from sandmill.environments import foreign
 from sandmill.environments.foreign import ForeignEnvironment
 from sandmill.environments.formats import plan
 from sandmill.environments.packages.install import key_of, remove
+from sandmill.environments.packages.interpreter import interpreter
 from sandmill.errors import ConfigError, EnvironmentFailed, GraderFailed, ImageError
 from sandmill.sandboxes.dual import in_thread
 from sandmill.server.bundles import check_bundle
@@ -42,22 +43,24 @@ class NotUsable(Exception):
 
 
 def section_of(bundle: Path, spec: Value, train: int = MOST_TASKS, held_out: int = MOST_TASKS, seed: int = 0) -> EnvironmentSection:
-    """How a manifest names it."""
+    """How a manifest names it. Blocks. Raises ConfigError for what is no bundle."""
+    module = spec["package"]["source"]["module"]
     options: dict[str, str | int | float | bool | list[str]] = {
-        "module": spec["package"]["source"]["module"],
+        "module": module,
         "memory": spec["sandbox"]["memory"],
         "cpu": parse_cpu(spec["sandbox"]["cpu"]),
     }
+    if needed := check_bundle(bundle, module, ".".join(interpreter("").version.split(".")[:2])):
+        options["requirements"] = list(needed)
     return EnvironmentSection(name=f"python/{bundle}", train_tasks=train, held_out_tasks=held_out, seed=seed, options=options)
 
 
 async def measure(bundle: Path, spec: Value) -> Measured:
     """Loads a bundle, reads all its tasks and calls its reward once. Raises NotUsable, SandboxError, OSError."""
     try:
-        await in_thread(lambda: check_bundle(bundle, spec["package"]["source"]["module"]))
+        section = await in_thread(lambda: section_of(bundle, spec))
     except ConfigError as error:
         raise NotUsable("BundleInvalid", error.message) from error
-    section = section_of(bundle, spec)
     try:
         environment = await foreign.opened(section.name, section, fit=True)
     except ConfigError as error:
@@ -99,8 +102,7 @@ async def _check_reward(environment: ForeignEnvironment, timeout_s: float) -> No
             raise NotUsable("RewardFailed", f"reward() cannot grade {shown}: {error}") from error
 
 
-def forget_package(bundle: Path, spec: Value) -> None:
+def forget_package(section: EnvironmentSection) -> None:
     """Frees what was installed for a bundle, unless somebody uses it. Blocks."""
     with contextlib.suppress(ConfigError, EnvironmentFailed, ImageError, OSError):
-        section = section_of(bundle, spec)
         remove(key_of(plan(section.name, section).package))

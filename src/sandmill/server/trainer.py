@@ -75,9 +75,10 @@ class RunFailed(msgspec.Struct, frozen=True, kw_only=True, tag="run-failed", tag
 class Telling:
     """A listener that writes everything down. Called from several threads."""
 
-    def __init__(self, folder: Path, attempt: int) -> None:
+    def __init__(self, folder: Path, attempt: int, *, training: bool) -> None:
         self._file = os.open(folder / EVENTS, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._attempt = attempt
+        self._before = "Baseline" if training else "Evaluation"
         self._number = 0
         self._lock = threading.Lock()
         self.stopping = False
@@ -88,7 +89,7 @@ class Telling:
             if isinstance(event, StepFinished | EpisodeFinished):
                 self._number += 1
                 known = {"id": self._number, "attempt": self._attempt, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
-                item = _of_step(event, known) if isinstance(event, StepFinished) else _of_episode(event, known)
+                item = _of_step(event, known) if isinstance(event, StepFinished) else _of_episode(event, known, self._before)
                 os.write(self._file, msgspec.json.encode(item) + b"\n")
             if not isinstance(event, EpisodeFinished | InFlight):
                 say(event)
@@ -116,13 +117,13 @@ def _of_step(step: StepFinished, known: dict[str, Any]) -> TaskEvent:
     )
 
 
-def _of_episode(episode: EpisodeFinished, known: dict[str, Any]) -> TaskEvent:
+def _of_episode(episode: EpisodeFinished, known: dict[str, Any], before: str) -> TaskEvent:
     when = episode.group.partition("-")[0]
-    phases = {EvaluationPhase.BEFORE: "Baseline", EvaluationPhase.DURING: "Evaluation", EvaluationPhase.AFTER: "Evaluation"}
+    phases: dict[str, str] = {EvaluationPhase.BEFORE: before, EvaluationPhase.DURING: "Evaluation", EvaluationPhase.AFTER: "Evaluation"}
     return TaskEvent(
         **known,
         event_type="Task",
-        phase=phases.get(when, "Training"),  # type: ignore[call-overload]
+        phase=phases.get(when, "Training"),
         task_id=episode.task_id,
         group=episode.group,
         index=episode.index,
@@ -145,14 +146,8 @@ def main() -> int:
     if os.getppid() != parent:
         return 1
     os.nice(_KINDER)
-    telling = Telling(folder, attempt)
-
-    def stop(number: int, frame: object) -> None:
-        telling.stopping = True
-
-    signal.signal(signal.SIGTERM, stop)
     try:
-        say(RunEnded(summary=_train(folder, telling)))
+        say(RunEnded(summary=_train(folder, attempt)))
     except KeyboardInterrupt:
         return 130
     except ModuleNotFoundError as error:
@@ -164,13 +159,20 @@ def main() -> int:
     return 1
 
 
-def _train(folder: Path, telling: Telling) -> RunSummary:
+def _train(folder: Path, attempt: int) -> RunSummary:
+    manifest = load_manifest(folder / MANIFEST)
+    telling = Telling(folder, attempt, training=manifest.spec.parameters.steps > 0)
+
+    def stop(number: int, frame: object) -> None:
+        telling.stopping = True
+
+    signal.signal(signal.SIGTERM, stop)
     from sandmill.reports.html import write_report
     from sandmill.reports.metrics import read_run
     from sandmill.training.synchronous import train
 
     run = folder / RUN
-    summary = train(load_manifest(folder / MANIFEST), run, resume=(run / "format").exists(), listener=telling)
+    summary = train(manifest, run, resume=(run / "format").exists(), listener=telling)
     outputs = folder / OUTPUTS
     shutil.rmtree(outputs, ignore_errors=True)
     outputs.mkdir()

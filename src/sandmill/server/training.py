@@ -8,6 +8,7 @@ A trainer dies with the server. The next server takes a job up at its newest che
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import shutil
 import time
@@ -16,6 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
+from sandmill.config.load import load_manifest
 from sandmill.config.quantities import parse_usd
 from sandmill.errors import SandmillError
 from sandmill.rollouts.events import EvaluationFinished, EvaluationPhase, RunStage, StageChanged, StepFinished
@@ -23,6 +25,7 @@ from sandmill.sandboxes.dual import in_thread
 from sandmill.server.costs import book_version, usd
 from sandmill.server.environments import Environments
 from sandmill.server.events import Events
+from sandmill.server.layer_environments import forget_package
 from sandmill.server.records import Records, Value, fine_stamp
 from sandmill.server.refusals import Cause, Refusal, invalid
 from sandmill.server.schema import ascii_of
@@ -118,7 +121,17 @@ class TrainingJobs:
         if (task := self._tasks.get(uid)) is not None:
             task.cancel()
             await asyncio.wait([task], timeout=_END_S)
-        await in_thread(lambda: shutil.rmtree(self._folder / uid, ignore_errors=True))
+        folder, named = self._folder / uid, value["spec"]["environment"]["name"]
+        alike = any(other["spec"]["environment"]["name"] == named for other in self._records.each("TrainingJob"))
+        needed = alike or self._environments.has(value["metadata"]["namespace"], named)
+
+        def free() -> None:
+            with contextlib.suppress(SandmillError, OSError):  # it never came so far
+                if not needed:
+                    forget_package(load_manifest(folder / MANIFEST).spec.environment)
+            shutil.rmtree(folder, ignore_errors=True)
+
+        await in_thread(free)
 
     def recover(self) -> None:
         """After a restart: goes on with what has not ended; what belongs to no object goes."""
@@ -216,7 +229,8 @@ class TrainingJobs:
         if isinstance(event, StageChanged):
             stage = {RunStage.TRAINING: "Training", RunStage.SAVING: "Exporting"}.get(event.stage)
             if event.stage is RunStage.EVALUATING:
-                stage = "Baseline" if "metrics" not in self._status(value) else "Evaluating"
+                first = value["spec"]["runtime"] == GRPO and "metrics" not in self._status(value)
+                stage = "Baseline" if first else "Evaluating"
             if stage is not None:
                 self._put(value, progress={"stage": stage})
         elif isinstance(event, StepFinished):
