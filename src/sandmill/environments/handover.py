@@ -5,6 +5,7 @@ In: a task, and the agent's sandbox as its processes left it. Out: what that san
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -56,6 +57,15 @@ class LimitsAgents(Protocol):
         ...
 
 
+@runtime_checkable
+class GradesGroups(Protocol):
+    """Rewards that depend on the other episodes of a group, whose agents have no sandbox to grade. `grade` grades a group of one."""
+
+    async def grade_group(self, task: Task, submissions: Sequence[Submission]) -> Sequence[Verdict]:
+        """A verdict for each episode of one task, in their order. Raises as `Environment.grade`: then none has one."""
+        ...
+
+
 class Cheat(msgspec.Struct, frozen=True, kw_only=True):
     """An attempt at a reward without the work: `script` runs in the agent's sandbox as the agent."""
 
@@ -93,4 +103,4 @@ async def sandbox_for(environment: Environment, task: Task) -> SandboxSpec:
     return await environment.sandbox_for(task) if isinstance(environment, ChoosesSandboxes) else environment.sandbox
 
 
-__all__ = ["Cheat", "ChoosesSandboxes", "GoesOn", "GradesSandboxes", "Rehearsed", "sandbox_for"]
+__all__ = ["Cheat", "ChoosesSandboxes", "GoesOn", "GradesGroups", "GradesSandboxes", "Rehearsed", "sandbox_for"]

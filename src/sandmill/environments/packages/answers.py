@@ -33,6 +33,22 @@ def score(returned: Any, what: str) -> dict[str, Any]:
     return found
 
 
+def scores(returned: Any, what: str) -> list[dict[str, Any]]:
+    """Of each member of a group its score, or `failed` and why it has none. Raises Unsound."""
+    if not isinstance(returned, list):
+        raise Unsound(f"{what} is {shown(returned)}, not a list with a score for each member")
+    return [_member(one) for one in returned]
+
+
+def _member(one: Any) -> dict[str, Any]:
+    if isinstance(one, dict) and "failed" in one:
+        return {"failed": str(one["failed"])[:_LONGEST_REASON]}
+    try:
+        return {"score": score(one, "the score")}
+    except Unsound as error:
+        return {"failed": str(error)}
+
+
 def number(value: Any, what: str) -> float:
     """A finite float from a number, a truth value or an array of one number. Raises Unsound for everything else, text included."""
     if hasattr(value, "item") and not isinstance(value, (int, float, str, bytes, dict, list, tuple)):
