@@ -32,3 +32,19 @@ async def said(environment, *turns, task=None, limit=None, cut=None, beside="let
         return reactions, await environment.grade(task, Submission(answer=answer, limit=limit, record=record), {})
     finally:
         await episode.close()
+
+
+async def left(environment, *texts, task=None):
+    """What an episode of these replies leaves to be graded with others; of an environment without a dialogue, the reply."""
+    task = task or environment.splits["train"][0]
+    if not hasattr(environment, "interact"):
+        return Submission(answer=texts[-1])
+    episode = await environment.interact(task, 7)
+    try:
+        for text in texts:
+            await episode.reply(text)
+        messages = tuple(Message(role=Role.ASSISTANT, text=text) for text in texts)
+        submission = Submission(answer=texts[-1], messages=messages)
+        return Submission(answer=texts[-1], messages=messages, record=await episode.finish(submission))
+    finally:
+        await episode.close()

@@ -20,7 +20,7 @@ from sandmill.environments.confusion import confused
 from sandmill.environments.demonstration import Demonstration
 from sandmill.environments.drawing import Drawn, draw
 from sandmill.environments.environment import Artifacts
-from sandmill.environments.foreign_interaction import ForeignInteraction, score_of, tools_of
+from sandmill.environments.foreign_interaction import Ending, ForeignInteraction, score_of, tools_of
 from sandmill.environments.formats import Plan, plan
 from sandmill.environments.interaction import Offer
 from sandmill.environments.packages.asked import AskedService
@@ -102,7 +102,12 @@ class ForeignEnvironment:
         """What a score is worth."""
         if not score.answered or (submission.answer is None and submission.limit is None):
             return NoAnswer(reward=score.reward, parts=score.parts)
-        passed = score.reward >= self._passes_at if score.passed is None else score.passed
+        own = self.plan.common.pass_at
+        passed = (
+            score.passed
+            if own is None and score.passed is not None
+            else score.reward >= (self.description.passes_at if own is None else own)
+        )
         return Graded(reward=score.reward, passed=passed, parts=score.parts)
 
     def solution(self, task: Task) -> tuple[str, ...]:
@@ -141,6 +146,8 @@ class ForeignEnvironment:
 class DialogueEnvironment(ForeignEnvironment):
     """A package that answers what the model says or calls, each episode in a process of its own, and grades it there at its end."""
 
+    ending = Ending()
+
     def __init__(
         self, plan: Plan, installed: Installed, description: Description, service: AskedService, splits: Mapping[str, Sequence[Drawn]]
     ) -> None:
@@ -155,13 +162,14 @@ class DialogueEnvironment(ForeignEnvironment):
     async def interact(self, task: Task, seed: int) -> ForeignInteraction:
         """See `Interactive`."""
         session, release = await self.seats.session()
-        return await ForeignInteraction.begin(session, self.row(task), seed, self.offer.tools, release)
+        return await ForeignInteraction.begin(session, self.row(task), seed, self.offer.tools, release, self.ending)
 
     async def grade(self, task: Task, submission: Submission, artifacts: Artifacts) -> Verdict:
         """What the episode's own process made of it at its end; an answer without an episode is the only thing said in one."""
-        return self.verdict(score_of(submission.record or await self._answered(task, submission)), submission)
+        return self.verdict(score_of(submission.record or await self.answered(task, submission)), submission)
 
-    async def _answered(self, task: Task, submission: Submission) -> bytes:
+    async def answered(self, task: Task, submission: Submission) -> bytes:
+        """The record of an episode in which an answer is the only thing said."""
         episode = await self.interact(task, 0)
         try:
             if submission.answer is not None:
@@ -238,9 +246,15 @@ async def _drawn(plan: Plan, section: EnvironmentSection, installed: Installed, 
         splits = await draw(worker.description, section, fetch, plan.source, allow_answers=plan.common.allow_answers_in_prompts, fit=fit)
     except (GraderFailed, TimeoutError) as error:
         raise not_loaded(plan.name, error) from error
-    spoken = worker.description.multi_turn or worker.description.tools
-    kind = DialogueEnvironment if spoken else ForeignEnvironment
-    return kind(plan, installed, worker.description, service, splits)
+    return _kind(worker.description)(plan, installed, worker.description, service, splits)
+
+
+def _kind(description: Description) -> type[ForeignEnvironment]:
+    from sandmill.environments import foreign_groups
+
+    if description.multi_turn or description.tools:
+        return foreign_groups.DialoguesTogether if description.grouped else DialogueEnvironment
+    return foreign_groups.RepliesTogether if description.grouped else ForeignEnvironment
 
 
 def _base(plan: Plan, installed: Installed) -> hashlib._Hash:

@@ -31,19 +31,33 @@ DEEPEST: Final = 100
 _LONGEST_OBSERVATION: Final = 1 << 20
 
 
-class ForeignInteraction:
-    """See `Interaction`. `release` gives the session's place back."""
+class Ending(msgspec.Struct, frozen=True):
+    """How a package is asked for the end of an episode, and what it answers."""
 
-    def __init__(self, session: AskedSession, opening: tuple[Message, ...], release: Callable[[], None]) -> None:
+    method: str = "finish"
+    kind: type[msgspec.Struct] = Score
+
+
+class ForeignInteraction:
+    """See `Interaction`. `release` gives the session's place back; `ending` is how its end is asked for."""
+
+    def __init__(self, session: AskedSession, opening: tuple[Message, ...], release: Callable[[], None], ending: Ending) -> None:
         self.opening = opening
         self._session = session
         self._release = release
+        self._ending = ending
         self._broken: Exception | None = None
         self._running: asyncio.Task[Any] | None = None
 
     @classmethod
     async def begin(
-        cls, session: AskedSession, row: msgspec.Raw, seed: int, known: Sequence[Tool], release: Callable[[], None]
+        cls,
+        session: AskedSession,
+        row: msgspec.Raw,
+        seed: int,
+        known: Sequence[Tool],
+        release: Callable[[], None],
+        ending: Ending | None = None,
     ) -> ForeignInteraction:
         """Opens the episode of a row. Raises GraderFailed, TimeoutError; then nothing of it is left."""
         try:
@@ -52,7 +66,7 @@ class ForeignInteraction:
             for tool in tools_of(opened.tools):
                 if tool.name not in names:
                     raise GraderFailed(f"an episode brings a tool {tool.name} that its package did not announce")
-            return cls(session, messages_of(opened.prompt), release)
+            return cls(session, messages_of(opened.prompt), release, ending or Ending())
         except BaseException:
             await asyncio.shield(session.close())
             release()
@@ -73,7 +87,7 @@ class ForeignInteraction:
         return _reaction(await self._ask("reply", {"text": _sound(text)}, Step))
 
     async def finish(self, submission: Submission) -> bytes:
-        """The package's score, as `score_of` reads it."""
+        """What the package says to the end: a score, as `score_of` reads it, unless `ending` is another."""
         said = [
             {
                 "role": str(message.role),
@@ -84,7 +98,7 @@ class ForeignInteraction:
         ]
         answer = None if submission.answer is None else _sound(submission.answer)
         params = {"answer": answer, "limit": None if submission.limit is None else str(submission.limit), "messages": said}
-        return msgspec.json.encode(await self._ask("finish", params, Score))
+        return msgspec.json.encode(await self._ask(self._ending.method, params, self._ending.kind))
 
     async def close(self) -> None:
         """See `Interaction`."""
@@ -182,4 +196,4 @@ def _nothing() -> None:
     pass
 
 
-__all__ = ["ANSWER_S", "ForeignInteraction", "messages_of", "score_of", "tools_of"]
+__all__ = ["ANSWER_S", "Ending", "ForeignInteraction", "messages_of", "score_of", "tools_of"]

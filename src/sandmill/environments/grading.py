@@ -9,19 +9,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from sandmill.environments.environment import Artifacts, Environment
-from sandmill.environments.handover import GradesSandboxes
+from sandmill.environments.handover import GradesGroups, GradesSandboxes
 from sandmill.environments.health import GraderHealth
 from sandmill.environments.task import Boundary, InfrastructureFailure, Submission, Task, Verdict
 from sandmill.environments.verdicts import reason_of, sound_verdict, with_limit
 from sandmill.errors import GraderFailed, IsolationUnavailable, SandboxError, SandboxFileError, SandboxGone
 from sandmill.sandboxes import Sandbox
 
-__all__ = ["GraderHealth", "LimitedGrading", "grade_episode"]
+__all__ = ["GraderHealth", "LimitedGrading", "grade_episode", "grade_group"]
 
 R = TypeVar("R")
 KILL_TIMEOUT_S = 10.0
@@ -70,6 +70,30 @@ async def grade_episode(
     if health is not None:
         health.record(verdict, called=called)
     return verdict
+
+
+async def grade_group(
+    environment: Environment, task: Task, submissions: Sequence[Submission], *, timeout_s: float, health: GraderHealth | None = None
+) -> tuple[Verdict, ...]:
+    """Grades the episodes of one task together, within `timeout_s` for each of them; what breaks the grading leaves all without a reward.
+
+    Raises only IsolationUnavailable, which ends the run, and cancellation.
+    """
+    assert isinstance(environment, GradesGroups)
+    called = False
+    try:
+        async with _turn(environment):
+            called = True
+            returned = await _bounded(environment.grade_group(task, submissions), timeout_s * len(submissions), "the grader")
+        verdicts = tuple(with_limit(sound_verdict(one), submission) for one, submission in zip(returned, submissions, strict=True))
+    except IsolationUnavailable:
+        raise
+    except Exception as error:  # noqa: BLE001 - the one place where a group's failure is recorded
+        verdicts = (_grader_failure(error),) * len(submissions)
+    if health is not None:
+        for verdict in verdicts:
+            health.record(verdict, called=called)
+    return verdicts
 
 
 async def _graded(

@@ -5,6 +5,7 @@ In: a task, and the agent's sandbox as its processes left it. Out: what that san
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -53,6 +54,15 @@ class LimitsAgents(Protocol):
 
     def agent_timeout_s(self, task: Task) -> float | None:
         """Seconds for all of an episode's turns; None: as long as the run allows."""
+        ...
+
+
+@runtime_checkable
+class GradesGroups(Protocol):
+    """Rewards that depend on the other episodes of a group, whose agents have no sandbox to grade. `grade` grades a group of one."""
+
+    async def grade_group(self, task: Task, submissions: Sequence[Submission]) -> Sequence[Verdict]:
+        """A verdict for each episode of one task, in their order. Raises as `Environment.grade`: then none has one."""
         ...
 
 
@@ -116,4 +126,15 @@ async def sandbox_for(environment: Environment, task: Task) -> SandboxSpec:
     return await environment.sandbox_for(task) if isinstance(environment, ChoosesSandboxes) else environment.sandbox
 
 
-__all__ = ["Answered", "Cheat", "ChoosesSandboxes", "Digested", "GoesOn", "GradesSandboxes", "Rehearsed", "Scripted", "sandbox_for"]
+__all__ = [
+    "Answered",
+    "Cheat",
+    "ChoosesSandboxes",
+    "Digested",
+    "GoesOn",
+    "GradesGroups",
+    "GradesSandboxes",
+    "Rehearsed",
+    "Scripted",
+    "sandbox_for",
+]

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 import msgspec
 
 from sandmill.environments.grading import grade_episode
-from sandmill.environments.handover import ChoosesSandboxes, GoesOn, LimitsAgents
+from sandmill.environments.handover import ChoosesSandboxes, GoesOn, GradesGroups, LimitsAgents
 from sandmill.environments.interaction import Interaction, Reaction, episode_turn, interactive, offer_of
 from sandmill.environments.task import (
     Boundary,
@@ -310,14 +310,16 @@ class _Attempt:
             return await self.arena.sandboxes.take(files)
         return await self.arena.sandboxes.take(files, await environment.sandbox_for(self.task))
 
-    async def judge(self) -> Verdict:
-        """The verdict on what the agent left, after its processes are dead."""
+    async def judge(self) -> Verdict | Submission:
+        """The verdict on what the agent left, after its processes are dead; what there is to grade, where whole groups are graded."""
         submission = Submission(answer=self.answer, commands=tuple(self.commands), limit=self.limit, messages=tuple(self.messages))
         if self.interaction is not None:
             patience_s = self.arena.limits.grading_timeout_s
             with self.timeline.span(Stage.GRADING):
                 async with _environment_boundary(patience_s, Boundary.GRADER):
                     submission = msgspec.structs.replace(submission, record=await self.interaction.finish(submission))
+        if isinstance(self.arena.environment, GradesGroups):
+            return submission
         with self.timeline.span(Stage.GRADING), _boundary(Boundary.GRADER):
             return await grade_episode(
                 self.arena.environment,
@@ -350,21 +352,47 @@ class _Attempt:
         )
 
 
-async def attempt(arena: Arena, task: Task, place: Place, sampling: Sampling) -> Episode:
-    """Runs one attempt to its verdict. Raises only what ends the run (EngineDied, IsolationUnavailable, cancellation)."""
+class Ungraded:
+    """An attempt that came to its end, whose verdict depends on the others of its group."""
+
+    def __init__(self, state: _Attempt, place: Place, submission: Submission) -> None:
+        self.submission = submission
+        self.timeline = state.timeline
+        self._state = state
+        self._place = place
+
+    def graded(self, verdict: Verdict) -> Episode:
+        """The episode, once its verdict is known."""
+        return _episode(self._state, self._place, verdict)
+
+
+async def attempt(arena: Arena, task: Task, place: Place, sampling: Sampling) -> Episode | Ungraded:
+    """Runs one attempt to its verdict, or to its end where whole groups are graded.
+
+    Raises only what ends the run (EngineDied, IsolationUnavailable, cancellation).
+    """
     state = _Attempt(arena, task, sampling)
     async with contextlib.AsyncExitStack() as held:
         with state.timeline.span(Stage.QUEUE):
             await held.enter_async_context(episode_turn(arena.environment))
             session = await arena.model.session(seed=derive(arena.seed, "episode", place.group, place.index, place.attempt))
-        verdict = await _played(state, session)
+        ended = await _played(state, session)
+    return Ungraded(state, place, ended) if isinstance(ended, Submission) else _episode(state, place, ended)
+
+
+def _episode(state: _Attempt, place: Place, verdict: Verdict) -> Episode:
     return Episode(
-        group=place.group, index=place.index, task_id=task.id, trajectory=state.trajectory(), verdict=verdict, attempt=place.attempt
+        group=place.group,
+        index=place.index,
+        task_id=state.task.id,
+        trajectory=state.trajectory(),
+        verdict=verdict,
+        attempt=place.attempt,
     )
 
 
-async def _played(state: _Attempt, session: Session) -> Verdict:
-    """The verdict; everything that the attempt held is let go of."""
+async def _played(state: _Attempt, session: Session) -> Verdict | Submission:
+    """The verdict, or what there is to grade; everything that the attempt held is let go of."""
     try:
         await state.play(session)
         await session.close()

@@ -1,7 +1,7 @@
 """Many episodes at once: groups of a step, or an evaluation. In: tasks; out: groups with their episodes ordered by index.
 
 Episodes are admitted as places become free, so nothing waits for the slowest of a batch; a group's finished episodes wait only
-for each other (their IDLE span). `Watch` sees every attempt as it ends, failures included.
+for each other (their IDLE span), and hold no place while they do. `Watch` sees every attempt as it ends, failures included.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from sandmill.environments.task import InfrastructureFailure, Task
 from sandmill.errors import EnvironmentFailed
 from sandmill.models.model import Sampling
 from sandmill.rollouts.arena import Arena
-from sandmill.rollouts.episode import Place, attempt
+from sandmill.rollouts.episode import Place, Ungraded, attempt
+from sandmill.rollouts.together import Together
 from sandmill.rollouts.trajectory import Episode, Group, Span, Stage
 
 Watch = Callable[[Episode], None]
@@ -51,15 +52,23 @@ async def run_groups(
     """
     places = asyncio.Semaphore(arena.max_in_flight)
 
-    async def episode(task: Task, group: str, index: int) -> Episode:
+    async def episode(task: Task, group: str, index: int, together: Together) -> Episode:
         async with places:
-            return await _with_retries(arena, task, Place(group=group, index=index), sampling, breaker, watch)
+            ended = await _with_retries(arena, task, Place(group=group, index=index), sampling, breaker, watch)
+        if isinstance(ended, Episode):
+            await together.lost(ended)
+            return ended
+        episode = ended.graded(await together.verdict(index, ended))
+        watch(episode)
+        breaker.record(episode)
+        return episode
 
     pending: list[list[asyncio.Task[Episode]]] = []
     try:
         async with asyncio.TaskGroup() as running:
             for group, task in tasks:
-                pending.append([running.create_task(episode(task, group, index)) for index in range(generations)])
+                together = Together(arena, task, group, generations)
+                pending.append([running.create_task(episode(task, group, index, together)) for index in range(generations)])
     except BaseExceptionGroup as errors:
         raise _first(errors) from None
     return tuple(
@@ -68,9 +77,11 @@ async def run_groups(
     )
 
 
-async def _with_retries(arena: Arena, task: Task, place: Place, sampling: Sampling, breaker: Breaker, watch: Watch) -> Episode:
+async def _with_retries(arena: Arena, task: Task, place: Place, sampling: Sampling, breaker: Breaker, watch: Watch) -> Episode | Ungraded:
     for number in range(arena.limits.retries + 1):
         episode = await attempt(arena, task, msgspec.structs.replace(place, attempt=number), sampling)
+        if isinstance(episode, Ungraded):
+            return episode
         watch(episode)
         breaker.record(episode)
         if not (isinstance(episode.verdict, InfrastructureFailure) and episode.verdict.retryable):

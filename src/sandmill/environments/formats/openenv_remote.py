@@ -6,14 +6,14 @@ Nothing of it runs here; what it says is read as any package's answers are. Only
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import msgspec
 
 from sandmill.environments.formats.adapters.openenv import OpenEnv, RemoteServer
 from sandmill.environments.packages.answers import encode, plain, score
-from sandmill.environments.packages.protocol import Description, Row, Rows, Score, read
+from sandmill.environments.packages.protocol import Description, Members, Row, Rows, Score, read
 from sandmill.environments.verdicts import reason_of
 from sandmill.errors import ConfigError, GraderFailed
 
@@ -66,6 +66,10 @@ class RemoteServed:
     async def grade(self, row: msgspec.Raw, answer: str | None, context: Mapping[str, Any] | None = None, *, timeout_s: float) -> Score:
         """See `Asked`."""
         raise GraderFailed("an OpenEnv server grades steps, not answers")
+
+    async def grade_group(self, row: msgspec.Raw, members: Sequence[Mapping[str, Any] | msgspec.Raw], *, timeout_s: float) -> Members:
+        """See `Asked`."""
+        raise GraderFailed("an OpenEnv server grades steps, not groups")
 
     def session(self) -> RemoteSession:
         """An episode, over a connection of its own."""

@@ -57,7 +57,7 @@ def plan(reference: Reference, section: EnvironmentSection) -> Plan:
         version=reference.version,
         package=options.package(requirements, bare=bare, also_local=local),
         adapter=adapter("verifiers_v0"),
-        beside={"verifiers_rollout": adapter("verifiers_rollout"), "turns": adapter("turns")},
+        beside={name: adapter(name) for name in ("verifiers_rewards", "verifiers_rollout", "turns")},
         load={"module": options.module or name.replace("-", "_"), "package": name, "arguments": arguments},
         common=options,
         source=reference.text,

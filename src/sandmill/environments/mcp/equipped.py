@@ -134,7 +134,7 @@ async def equipped(environment: Environment, sections: Sequence[McpSection]) -> 
                 field="spec.tools.mcp",
             )
         taken[tool.name] = name
-    others = ["grading_turn", *(member for member in OPTIONAL if member not in DIALOGUE)]
+    others = ["grading_turn", "grade_group", *(member for member in OPTIONAL if member not in DIALOGUE)]
     return with_optional(EquippedEnvironment(environment, servers, tools), environment, others)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from sandmill.environments.packages.protocol import Description, Row, Score
+from sandmill.environments.packages.protocol import Description, Members, Row, Score
 
 M = TypeVar("M", bound=msgspec.Struct)
 
@@ -32,6 +32,8 @@ class Asked(Protocol):
     async def tasks(self, split: str, start: int, stop: int, *, timeout_s: float) -> tuple[Row, ...]: ...
 
     async def grade(self, row: msgspec.Raw, answer: str | None, context: Mapping[str, Any] | None = None, *, timeout_s: float) -> Score: ...
+
+    async def grade_group(self, row: msgspec.Raw, members: Sequence[Mapping[str, Any] | msgspec.Raw], *, timeout_s: float) -> Members: ...
 
     def session(self) -> AskedSession: ...
 

@@ -11,14 +11,14 @@ import asyncio
 import contextlib
 import itertools
 import os
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import msgspec
 
 from sandmill.environments.packages import worker
-from sandmill.environments.packages.protocol import Description, Failure, Request, Row, Rows, Score, frame, read
+from sandmill.environments.packages.protocol import Description, Failure, Members, Request, Row, Rows, Score, frame, read
 from sandmill.errors import GraderFailed, SandboxError, SandboxGone
 from sandmill.sandboxes import PIPE, Process, Sandbox, SandboxSpec
 from sandmill.sandboxes.dual import hop
@@ -142,6 +142,14 @@ class LoadedPackage:
         """What the package's grader says to an answer. Raises GraderFailed, TimeoutError."""
         params = {"row": row, "answer": answer, "context": context or {}}
         return read(await self.once("grade", params, timeout_s=timeout_s), Score, "the grader's answer")
+
+    async def grade_group(self, row: msgspec.Raw, members: Sequence[Mapping[str, Any] | msgspec.Raw], *, timeout_s: float) -> Members:
+        """What the package's grader says to the episodes of one row, graded together. Raises GraderFailed, TimeoutError."""
+        answer = await self.once("grade_group", {"row": row, "members": members}, timeout_s=timeout_s)
+        found = read(b'{"members":' + answer + b"}", Members, "the grader's answer to a group")
+        if len(found.members) != len(members):
+            raise GraderFailed(f"the grader gave {len(found.members)} scores for a group of {len(members)}")
+        return found
 
     async def once(self, method: str, params: Mapping[str, Any], *, timeout_s: float, seed: int | None = None) -> bytes:
         """One call in a process of its own, which is dead when this returns."""

@@ -40,6 +40,8 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the package answers what the model says, until the episode is over."""
     tools: tuple[str, ...] = ()
     """Function definitions, as JSON text. A package with any is multi-turn."""
+    grouped: bool = False
+    """Whether rewards depend on the other episodes of a group: then these are graded together."""
     sessions: int = 64
     """Episodes that one worker can play at once."""
     modules: tuple[str, ...] = ()
@@ -72,6 +74,25 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     passed: bool | None = None
     answered: bool = True
     """False: the package found no answer to grade."""
+
+
+class Member(msgspec.Struct, frozen=True, kw_only=True):
+    """What a grader said to one episode of a group: a score, or why there is none."""
+
+    score: Score | None = None
+    failed: str = ""
+
+
+class Members(msgspec.Struct, frozen=True, kw_only=True):
+    """Of each episode of a group, in its order."""
+
+    members: tuple[Member, ...]
+
+
+class HandedOver(msgspec.Struct, frozen=True, kw_only=True):
+    """An episode at its end, for the process that grades its whole group. Only the package can read it."""
+
+    state: str
 
 
 class Opened(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,8 +140,15 @@ def read(body: bytes, kind: type[M], what: str) -> M:
         found = msgspec.json.decode(body, type=kind)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise GraderFailed(f"{what} is not what it should be: {reason_of(error)}") from error
-    if isinstance(found, Score):
-        for name, value in (("reward", found.reward), *((f"part {name!a}", value) for name, value in found.parts.items())):
-            if not math.isfinite(value):
-                raise GraderFailed(f"the grader's {name} is {value}, not a finite number")
+    scores = [found] if isinstance(found, Score) else [one.score for one in found.members] if isinstance(found, Members) else []
+    for score in scores:
+        _check_finite(score)
     return found
+
+
+def _check_finite(score: Score | None) -> None:
+    if score is None:
+        return
+    for name, value in (("reward", score.reward), *((f"part {name!a}", value) for name, value in score.parts.items())):
+        if not math.isfinite(value):
+            raise GraderFailed(f"the grader's {name} is {value}, not a finite number")

@@ -41,6 +41,9 @@ class Message(dict):  # type: ignore[type-arg]
     def __class__(self) -> type:
         return self._kind or Message
 
+    def __reduce__(self) -> Any:
+        return Message, (dict(self), self._kind)
+
 
 class Rollout:
     """One episode, in a process of its own."""
@@ -164,8 +167,8 @@ def spoken(message: Any) -> tuple[str, str]:
 
 
 def definitions(env: Any) -> list[str]:
-    """The environment's tools, as function definitions."""
-    found = []
+    """The environment's tools, or those of all the environments that it is a group of, as function definitions."""
+    found = [one for inner in getattr(env, "envs", None) or [] for one in definitions(inner)]
     for tool in getattr(env, "tool_defs", None) or getattr(env, "oai_tools", None) or []:
         fields = tool if isinstance(tool, dict) else tool.model_dump()
         function = fields.get("function") or fields

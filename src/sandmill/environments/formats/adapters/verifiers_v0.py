@@ -1,31 +1,24 @@
 """Runs beside an environment package of verifiers 0.1.x, in its sandbox: its rows as tasks, its rubric as the grader.
 
-verifiers turns what a reward function raises into 0.0 and a line in a log; here it is a failure. Its reward functions were written for
-messages that are mappings, or objects, or both, depending on the version: a completion here is all of that at once.
+Its reward functions were written for messages that are mappings, or objects, or both, depending on the version: a completion here is all
+of that at once. Where they score whole groups of rollouts, each episode's state is handed over to one process that scores them together.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib
 import importlib.metadata
-import inspect
 import json
 import time
 import uuid
-from collections.abc import Callable
 from typing import Any
 
 from turns import unsaid
+from verifiers_rewards import Rewards, packed, unpacked
 from verifiers_rollout import Message, Rollout, definitions
 
 AT_ONCE = 16
 """Episodes of one sandbox: each process has threads of its own."""
-GROUP = {"states", "prompts", "completions", "answers", "tasks", "infos"}
-
-
-class Unsound(Exception):
-    """A reward function did not give a number."""
 
 
 class VerifiersV0:
@@ -34,14 +27,7 @@ class VerifiersV0:
     def __init__(self, env: Any, package: str) -> None:
         self.env = env
         self.package = package
-        self.failed: list[str] = []
-        self.rubrics = leaves(env.rubric)
-        for rubric in self.rubrics:
-            for name, function, weight in zip(names(rubric), list(rubric.funcs), rubric.weights, strict=False):
-                if is_group(function) and weight:
-                    raise TypeError(f"reward function {name} scores all replies to a prompt at once; here each reply is graded alone")
-            kept = [(one, weight) for one, weight in zip(rubric.funcs, rubric.weights, strict=True) if not is_group(one)]
-            rubric.funcs[:], rubric.weights[:] = [self._watched(one) for one, _ in kept], [weight for _, weight in kept]
+        self.rewards = Rewards(env.rubric)
         self.data = {"train": rows_of(env, "get_dataset")}
         if not self.data["train"] or has_own_eval(env):
             self.data["heldout"] = rows_of(env, "get_eval_dataset")
@@ -49,14 +35,14 @@ class VerifiersV0:
     def describe(self) -> dict[str, Any]:
         """See protocol.Description. A full reward is the sum of the positive weights, were every function to give 1."""
         meta = importlib.metadata.metadata(self.package).json
-        weights = [weight for rubric in self.rubrics for weight in rubric.weights]
         return {
             "name": self.package,
             "version": str(meta.get("version", "0")),
             "licence": str(meta.get("license_expression") or meta.get("license") or "").strip().split("\n")[0][:80],
             "splits": {split: len(rows) for split, rows in self.data.items() if rows},
-            "reward": f"the weighted sum of {len([one for one in weights if one])} functions",
-            "passes_at": sum(weight for weight in weights if weight > 0) or 1.0,
+            "reward": f"the weighted sum of {len([one for one in self.rewards.weights if one])} functions",
+            "passes_at": self.rewards.full,
+            "grouped": self.rewards.grouped,
             "multi_turn": not is_single_turn(self.env),
             "tools": definitions(self.env),
             "sessions": AT_ONCE,
@@ -86,10 +72,14 @@ class VerifiersV0:
         """The rubric's weighted sum; every function's score is a part."""
         if not is_single_turn(self.env):
             raise TypeError("this environment takes part in the dialogue; a single reply cannot be graded")
-        state = await self.state(row)
-        completion = [Message({"role": "assistant", "content": answer or ""})]
-        self.enter(state, state["prompt"], completion)
-        return await self.scored(state, completion)
+        found: dict[str, Any] = await self.rewards.one(await self.replied(row, answer))
+        return found
+
+    async def grade_group(self, row: dict[str, Any], members: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The rubric over a whole group: replies to a row, or episodes as `hand_over` left them. See protocol.Member."""
+        states = [unpacked(one["state"], no_model()) if "state" in one else await self.replied(row, one["answer"]) for one in members]
+        found: list[dict[str, Any]] = await self.rewards.score(states)
+        return found
 
     async def open(self, row: dict[str, Any]) -> dict[str, Any]:
         """See protocol.Opened."""
@@ -97,6 +87,8 @@ class VerifiersV0:
         said = await self.rollout.news()
         if said is None:
             raise LookupError("the episode is over before the model has said anything")
+        if self.rewards.grouped:
+            packed(self.rollout.state)  # one that cannot be handed over is refused before a token is sampled
         return {"prompt": [{"role": role, "content": text} for role, text in said], "tools": definitions(self.env)}
 
     async def reply(self, text: str) -> dict[str, Any]:
@@ -109,11 +101,26 @@ class VerifiersV0:
 
     async def finish(self, answer: str | None, limit: str | None, messages: list[dict[str, Any]]) -> dict[str, Any]:
         """The rubric's weighted sum over the whole episode."""
+        found: dict[str, Any] = await self.rewards.one(await self.ended(limit, messages))
+        return found
+
+    async def hand_over(self, answer: str | None, limit: str | None, messages: list[dict[str, Any]]) -> dict[str, Any]:
+        """The whole episode, to be scored with the others of its group. See protocol.HandedOver."""
+        return {"state": packed(await self.ended(limit, messages))}
+
+    async def ended(self, limit: str | None, messages: list[dict[str, Any]]) -> Any:
+        """The episode's state at its end."""
         last = unsaid(self.rollout.mine, messages, limit)
         if last is not None and self.rollout.waits:
             await self.rollout.say(last, cut=True)
-        state = await self.rollout.end()
-        return await self.scored(state, self.rollout.completion(messages))
+        return completed(await self.rollout.end(), self.rollout.completion(messages))
+
+    async def replied(self, row: dict[str, Any], answer: str | None) -> Any:
+        """The state of an episode that is one reply."""
+        state = await self.state(row)
+        completion = [Message({"role": "assistant", "content": answer or ""})]
+        self.enter(state, state["prompt"], completion)
+        return completed(state, completion)
 
     async def state(self, row: dict[str, Any]) -> Any:
         """An episode's beginning, as the environment sets it up."""
@@ -139,48 +146,14 @@ class VerifiersV0:
             }
         )
 
-    async def scored(self, state: Any, completion: list[Any]) -> dict[str, Any]:
-        """What the rubric says to a finished episode."""
-        state["completion"] = completion
-        state["is_completed"] = True
-        if isinstance(state.get("timing"), dict):
-            state["timing"].setdefault("start_time", time.time())
-        self.failed.clear()
-        score = self.env.rubric.score_rollout
-        more = {"score_sem": Free()} if "score_sem" in inspect.signature(score).parameters else {}
-        await score(state, **more)
-        if self.failed:
-            raise Unsound(self.failed[0])
-        if state.get("error") is not None:
-            raise Unsound(f"the environment says that the episode broke: {state['error']!r}")
-        return {"reward": state.get("reward"), "parts": state.get("metrics") or {}}
 
-    def _watched(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A reward function whose failures are noted before they are hidden."""
-
-        @functools.wraps(function)
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            try:
-                found = function(*args, **kwargs)
-            except Exception as error:
-                self.failed.append(f"reward function {name} raised {type(error).__name__}: {error}")
-                raise
-            return later(found) if inspect.isawaitable(found) else self._number(name, found)
-
-        async def later(found: Any) -> Any:
-            try:
-                return self._number(name, await found)
-            except Exception as error:
-                self.failed.append(f"reward function {name} raised {type(error).__name__}: {error}")
-                raise
-
-        name = getattr(function, "__name__", repr(function))
-        return watched
-
-    def _number(self, name: str, found: Any) -> Any:
-        if isinstance(found, (str, bytes, type(None))):
-            self.failed.append(f"reward function {name} gave {found!a:.80} ({type(found).__name__}), which is no number")
-        return found
+def completed(state: Any, completion: list[Any]) -> Any:
+    """The state of a finished episode."""
+    state["completion"] = completion
+    state["is_completed"] = True
+    if isinstance(state.get("timing"), dict):
+        state["timing"].setdefault("start_time", time.time())
+    return state
 
 
 def given(row: dict[str, Any]) -> dict[str, Any]:
@@ -191,35 +164,6 @@ def given(row: dict[str, Any]) -> dict[str, Any]:
 def step(said: list[tuple[str, str]] | None) -> dict[str, Any]:
     """See protocol.Step."""
     return {"observation": "\n".join(text for _, text in said or []), "done": said is None}
-
-
-class Free:
-    """A semaphore that everyone may pass."""
-
-    async def __aenter__(self) -> None:
-        return None
-
-    async def __aexit__(self, *error: object) -> None:
-        return None
-
-
-def leaves(rubric: Any) -> list[Any]:
-    """The rubrics that a rubric is a group of, or itself."""
-    inner = getattr(rubric, "rubrics", None)
-    return [leaf for one in inner for leaf in leaves(one)] if inner else [rubric]
-
-
-def names(rubric: Any) -> list[str]:
-    """Of its functions."""
-    return [getattr(function, "__name__", repr(function)) for function in rubric.funcs]
-
-
-def is_group(function: Callable[..., Any]) -> bool:
-    """Whether verifiers would give it all replies to a prompt at once."""
-    signature = inspect.signature(function)
-    returned = signature.return_annotation
-    text = returned if isinstance(returned, str) else getattr(getattr(returned, "__origin__", returned), "__name__", "")
-    return bool(set(signature.parameters) & GROUP) or str(text).partition("[")[0] in ("list", "List")
 
 
 def is_single_turn(env: Any) -> bool:
