@@ -17,6 +17,7 @@ from typing import Final
 import msgspec
 
 from sandmill.config.manifest import EnvironmentSection
+from sandmill.environments.access.access import NOTHING, Access
 from sandmill.environments.confusion import confused
 from sandmill.environments.demonstration import Demonstration
 from sandmill.environments.drawing import Drawn, draw
@@ -175,18 +176,22 @@ class DialogueEnvironment(ForeignEnvironment):
         await super().close()
 
 
-def load(reference: str, section: EnvironmentSection, report: Report = lambda line: None, *, fit: bool = False) -> ForeignEnvironment:
-    """Installs what `reference` names, unless it is installed, loads it and draws its splits.
+def load(
+    reference: str, section: EnvironmentSection, report: Report = lambda line: None, *, fit: bool = False, access: Access = NOTHING
+) -> ForeignEnvironment:
+    """Installs what `reference` names, unless it is installed, loads it and draws its splits. `access`: what its graders may use.
 
     `fit`: with fewer tasks than the section asks for where there are fewer; otherwise that is refused.
     Raises ConfigError (an option, a row), UnknownEnvironment, EnvironmentFailed (with the package's own reason), SandboxError.
     """
-    return block_on(_load(plan(reference, section), section, report, fit))
+    return block_on(_load(plan(reference, section), section, report, fit, access))
 
 
-async def _load(plan: Plan, section: EnvironmentSection, report: Report, fit: bool) -> ForeignEnvironment:
+async def _load(plan: Plan, section: EnvironmentSection, report: Report, fit: bool, access: Access = NOTHING) -> ForeignEnvironment:
+    if plan.remote and access.anything:
+        raise ConfigError(f"the graders of {plan.reference} run on a server of your own, which uses what you let it", field="spec.grading")
     installed = await install(plan.package, report)
-    service = _service(plan, installed)
+    service = _service(plan, installed, access)
     try:
         if isinstance(service, PackageService):
             installed, service = await _warmed(plan, installed, service, report)
@@ -198,15 +203,15 @@ async def _load(plan: Plan, section: EnvironmentSection, report: Report, fit: bo
         raise
 
 
-def _service(plan: Plan, installed: Installed) -> AskedService:
+def _service(plan: Plan, installed: Installed, access: Access) -> AskedService:
     if plan.remote:
         from sandmill.environments.formats.openenv_remote import RemoteService
 
         return RemoteService(plan.remote, plan.load)
-    return PackageService(_launch(plan, installed))
+    return PackageService(_launch(plan, installed, access))
 
 
-def _launch(plan: Plan, installed: Installed) -> Launch:
+def _launch(plan: Plan, installed: Installed, access: Access) -> Launch:
     return Launch(
         adapter=plan.adapter,
         beside=plan.beside,
@@ -214,6 +219,7 @@ def _launch(plan: Plan, installed: Installed) -> Launch:
         image=installed.record.image,
         python=PYTHON,
         memory=plan.common.memory,
+        access=access,
     )
 
 
@@ -230,7 +236,7 @@ async def _warmed(plan: Plan, installed: Installed, service: PackageService, rep
     report(f"compiling {len(worker.description.modules)} modules of {plan.name}")
     await service.close()
     installed = await add_bytecode(installed, worker.description.modules)
-    return installed, PackageService(_launch(plan, installed))
+    return installed, PackageService(_launch(plan, installed, service.launch.access))
 
 
 async def _drawn(plan: Plan, section: EnvironmentSection, installed: Installed, service: AskedService, fit: bool) -> ForeignEnvironment:

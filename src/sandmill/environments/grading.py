@@ -13,6 +13,9 @@ from collections.abc import Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
+import msgspec
+
+from sandmill.environments.access.meter import Meter, metered
 from sandmill.environments.environment import Artifacts, Environment
 from sandmill.environments.handover import GradesSandboxes
 from sandmill.environments.health import GraderHealth
@@ -25,6 +28,7 @@ __all__ = ["GraderHealth", "LimitedGrading", "grade_episode"]
 
 R = TypeVar("R")
 KILL_TIMEOUT_S = 10.0
+_GRADERS = (Boundary.GRADER, Boundary.JUDGE, Boundary.MCP)
 CANCEL_GRACE_S = 1.0
 """How long a cancelled grader may take to end; after that it is left behind and no longer waited for."""
 LARGEST_ARTIFACTS_BYTES = 64 << 20
@@ -45,11 +49,43 @@ async def grade_episode(
     *,
     timeout_s: float = 30.0,
     health: GraderHealth | None = None,
+    retries: int = 0,
+    meter: Meter | None = None,
 ) -> Verdict:
     """Grades one episode. `sandbox` is the agent's, or None when it never ran a command (then its files are the task's own).
 
-    `timeout_s` bounds `collect` and `grade` each. Raises only IsolationUnavailable, which ends the run, and cancellation.
+    `timeout_s` bounds `collect` and `grade` each. A grading that breaks is tried again, `retries` times, on what the agent left: the
+    episode need not be repeated for it, and where that did not help, that would not either. `meter` notes what graders ask outside.
+    Raises only IsolationUnavailable, which ends the run, and cancellation.
     """
+    meter, called = meter or Meter(), False
+    with metered(meter):
+        for left in range(retries, -1, -1):
+            meter.begin()
+            verdict, reached = await _grading(environment, task, submission, sandbox, timeout_s)
+            called = called or reached
+            if meter.failure is not None:  # whatever the grader made of it
+                verdict = meter.failure
+            if not left or not _again(verdict):
+                break
+    if retries and isinstance(verdict, InfrastructureFailure) and verdict.boundary in _GRADERS:
+        verdict = msgspec.structs.replace(verdict, retryable=False)
+    if health is not None:
+        health.record(verdict, called=called)
+    return verdict
+
+
+def _again(verdict: Verdict) -> bool:
+    """Whether another grading may come to something. A grader that raised may have raised for what has passed."""
+    if not isinstance(verdict, InfrastructureFailure):
+        return False
+    return verdict.boundary is Boundary.GRADER or (verdict.retryable and verdict.boundary in (*_GRADERS, Boundary.EXEC))
+
+
+async def _grading(
+    environment: Environment, task: Task, submission: Submission, sandbox: Sandbox | None, timeout_s: float
+) -> tuple[Verdict, bool]:
+    """One grading, and whether the grader was reached at all."""
     called = False
     try:
         if isinstance(environment, GradesSandboxes):
@@ -67,9 +103,7 @@ async def grade_episode(
         raise
     except Exception as error:  # noqa: BLE001 - the one place where a grader's failure is recorded
         verdict = _grader_failure(error)
-    if health is not None:
-        health.record(verdict, called=called)
-    return verdict
+    return verdict, called
 
 
 async def _graded(

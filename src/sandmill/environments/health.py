@@ -34,7 +34,7 @@ class GraderHealth:
             self.failures_in_a_row = 0
             self.graded += 1
             self.nonzero += verdict.reward != 0.0
-        elif verdict.boundary is Boundary.GRADER:
+        elif verdict.boundary in (Boundary.GRADER, Boundary.JUDGE, Boundary.MCP):
             self.failures += 1
             self.failures_in_a_row += 1
             self.last_reason = verdict.reason

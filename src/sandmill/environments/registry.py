@@ -24,6 +24,7 @@ from sandmill.environments.splits import check_splits
 from sandmill.errors import ConfigError, EnvironmentFailed, SandmillError, UnknownEnvironment
 
 if TYPE_CHECKING:
+    from sandmill.environments.access.access import Access
     from sandmill.environments.environment import Environment
 
 _MEMBERS = ("name", "version", "digest", "sandbox", "splits", "files", "prepare", "collect", "grade")
@@ -61,15 +62,17 @@ def is_files(reference: str) -> bool:
     return bool(colon and place) and prefix in FORMATS
 
 
-def get(reference: str, section: EnvironmentSection | None = None) -> Environment:
+def get(reference: str, section: EnvironmentSection | None = None, access: Access | None = None) -> Environment:
     """The environment that `reference` names, made from `section` (defaults where None), checked and safe to grade with.
+
+    `access`: what its graders may use besides; None: nothing.
 
     A built-in one grades in this process, one of another format in its sandbox, a user's own in child processes (see `isolation`).
     Raises UnknownEnvironment (naming the nearest), ConfigError (an option, an ill-formed task, a leak between splits) and
     EnvironmentFailed (the user's module raised while it was loaded).
     """
     section = section if section is not None else EnvironmentSection(name=reference)
-    environment = load(reference, section)
+    environment = load(reference, section, access)
     check_splits(environment.splits, f"{environment.name}@{environment.version}")
     if not _is_own(reference):
         return environment
@@ -78,8 +81,12 @@ def get(reference: str, section: EnvironmentSection | None = None) -> Environmen
     return isolated(environment, reference, section)
 
 
-def load(reference: str, section: EnvironmentSection) -> Environment:
+def load(reference: str, section: EnvironmentSection, access: Access | None = None) -> Environment:
     """As `get`, without the check of its tasks and with its grader in this process."""
+    if access is not None and access.anything and (is_files(reference) or _is_own(reference) or reference in BUILTIN):
+        raise ConfigError(
+            f"the graders of {reference} do not run in a package's sandbox, where alone they can be given something", field="spec.grading"
+        )
     if is_files(reference):
         prefix, _, place = reference.partition(":")
         return FORMATS[prefix](place, section)
@@ -87,15 +94,17 @@ def load(reference: str, section: EnvironmentSection) -> Environment:
         return _own(reference, section)
     if reference in BUILTIN:
         return BUILTIN[reference](section)
+    from sandmill.environments.access.access import Access
+
     if is_foreign(reference):
         from sandmill.environments import foreign
 
-        return foreign.load(reference, section)
+        return foreign.load(reference, section, access=access or Access())
     from sandmill.environments import registered
 
     entry = registered.find(reference)
     if entry is not None:
-        return registered.load(entry, section)
+        return registered.load(entry, section, access=access or Access())
     raise UnknownEnvironment(_unknown(reference, [f"{one.name}@{one.version}" for one in registered.registered()]))
 
 

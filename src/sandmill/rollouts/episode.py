@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 
 import msgspec
 
+from sandmill.environments.access.meter import Meter, metered
 from sandmill.environments.grading import grade_episode
 from sandmill.environments.handover import ChoosesSandboxes, GoesOn, LimitsAgents
 from sandmill.environments.interaction import Interaction, Reaction, episode_turn, interactive, offer_of
@@ -119,6 +120,7 @@ class _Attempt:
         self.offer = offer_of(arena.environment)
         self.interaction: Interaction | None = None
         self.clock = asyncio.timeout(None)
+        self.meter = Meter()
 
     async def play(self, session: Session) -> None:
         """The agent's turns, under the episode's wall-clock limit."""
@@ -323,6 +325,8 @@ class _Attempt:
                 self.sandbox,
                 timeout_s=self.arena.limits.grading_timeout_s,
                 health=self.arena.health,
+                retries=self.arena.limits.retries,
+                meter=self.meter,
             )
 
     async def leave(self) -> None:
@@ -354,9 +358,17 @@ async def attempt(arena: Arena, task: Task, place: Place, sampling: Sampling) ->
         with state.timeline.span(Stage.QUEUE):
             await held.enter_async_context(episode_turn(arena.environment))
             session = await arena.model.session(seed=derive(arena.seed, "episode", place.group, place.index, place.attempt))
-        verdict = await _played(state, session)
+        with metered(state.meter):
+            verdict = await _played(state, session)
     return Episode(
-        group=place.group, index=place.index, task_id=task.id, trajectory=state.trajectory(), verdict=verdict, attempt=place.attempt
+        group=place.group,
+        index=place.index,
+        task_id=task.id,
+        trajectory=state.trajectory(),
+        verdict=verdict,
+        attempt=place.attempt,
+        gradings=state.meter.gradings,
+        judge_calls=tuple(state.meter.calls),
     )
 
 

@@ -18,6 +18,7 @@ import msgspec
 from sandmill.config.manifest import Manifest, Spec
 from sandmill.config.quantities import parse_bytes, parse_duration
 from sandmill.environments import registry
+from sandmill.environments.access.access import access_of
 from sandmill.environments.check import refuse_failing
 from sandmill.environments.environment import Environment
 from sandmill.environments.grading import GraderHealth
@@ -27,6 +28,7 @@ from sandmill.environments.mcp.equipped import equipped
 from sandmill.errors import ConfigError
 from sandmill.models.chat import Dialogue, dialogue_for
 from sandmill.models.engines.torch import TorchEngine
+from sandmill.models.judging import EmbeddedJudge
 from sandmill.models.loading import LoadedModel
 from sandmill.models.lora_policy import LoraPolicy
 from sandmill.models.model import Sampling
@@ -55,7 +57,8 @@ def on_loop(work: Coroutine[Any, Any, R]) -> R:
 
 def resolve_environment(spec: Spec) -> Environment:
     """The environment, with the splits that the manifest names. Raises ConfigError, UnknownEnvironment, EnvironmentFailed."""
-    environment = registry.get(spec.environment.name, spec.environment)
+    access = access_of(spec.grading, spec.tools, EmbeddedJudge.of)
+    environment = registry.get(spec.environment.name, spec.environment, access)
     for split in ("train", *spec.evaluation.splits):
         if split not in environment.splits:
             known = ", ".join(environment.splits)
@@ -149,5 +152,5 @@ async def _arena(spec: Spec, environment: Environment, engine: TorchEngine, dial
         limits=limits,
         max_in_flight=spec.resources.max_in_flight,
         seed=spec.parameters.seed,
-        health=GraderHealth(),
+        health=GraderHealth(spec.grading.max_consecutive_failures),
     )
