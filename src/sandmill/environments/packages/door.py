@@ -17,7 +17,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from sandmill.environments.packages.frames import ANSWER, ASK, CHUNK, packed, taken
+from sandmill.environments.packages.frames import ANSWER, ASK, CHUNK, FIRST_UID, UIDS, packed, taken
 
 UID = 19_999
 LARGEST_REQUEST_BYTES = 8 << 20
@@ -161,8 +161,8 @@ class _Request(http.server.BaseHTTPRequestHandler):
         elif len(length) > 9 or int(length) > LARGEST_REQUEST_BYTES:
             refused = f"the grader sent a request of {length[:20]} bytes, and it may have {LARGEST_REQUEST_BYTES}"
         self.close_connection = self.close_connection or bool(refused)
-        if uid is None:
-            self._tell(refusal(403, "it cannot be told who asks"))
+        if uid is None or not 0 <= uid - FIRST_UID < UIDS:  # the worker, while it loads the package, could not even say so
+            self._tell(refusal(403, "only a grading may ask, as its own user"))
         else:
             body = b"" if refused else self.rfile.read(int(length))
             self._tell(self.server.ask(uid, asked(self.command, self.path, body, refused)))

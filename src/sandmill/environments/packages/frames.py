@@ -19,6 +19,8 @@ REPLY, FAILED = 11, 12
 ASK, ANSWER = 21, 22
 LARGEST_BYTES = 64 << 20
 CHUNK = 1 << 16
+FIRST_UID, UIDS = 20_000, 20_000
+"""Users of sessions, each of which is one of its own while it lives."""
 
 
 def packed(kind: int, session: int, body: bytes, last: int = 0) -> bytes:

@@ -36,11 +36,13 @@ from sandmill.environments.packages.frames import (
     CHUNK,
     END,
     FAILED,
+    FIRST_UID,
     HEADER,
     LARGEST_BYTES,
     LOAD,
     ONCE,
     REPLY,
+    UIDS,
     packed,
     taken,
     write_all,
@@ -50,7 +52,6 @@ from sandmill.environments.packages.session import Session, awaited, become_chil
 _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 4, 36
 _HUGE_TURN_S = 3600.0
 _DYING_S = 5.0
-_FIRST_UID, _UIDS = 20_000, 20_000
 _SHARED = ("/tmp", "/var/tmp", "/dev/shm")
 
 
@@ -167,7 +168,7 @@ class Zygote:
 
     def _fork(self, session: int) -> Child:
         ours, theirs = socket.socketpair()
-        who = _FIRST_UID + session % _UIDS if self._is_root else os.getuid()
+        who = FIRST_UID + session % UIDS if self._is_root else os.getuid()
         folder = f"{self._folder}/{session}"
         os.mkdir(folder, 0o700)
         os.chown(folder, who, -1)
