@@ -73,6 +73,7 @@ async def _with_retries(arena: Arena, task: Task, place: Place, sampling: Sampli
         episode = await attempt(arena, task, msgspec.structs.replace(place, attempt=number), sampling)
         watch(episode)
         breaker.record(episode)
+        arena.check_grader()
         if not (isinstance(episode.verdict, InfrastructureFailure) and episode.verdict.retryable):
             break
     return episode

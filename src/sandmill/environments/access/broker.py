@@ -25,7 +25,7 @@ from sandmill.environments.access.tools import Served
 from sandmill.environments.mcp.connections import Connections
 from sandmill.environments.task import Boundary, InfrastructureFailure
 from sandmill.environments.verdicts import reason_of
-from sandmill.errors import JudgeFailed
+from sandmill.errors import GraderFailed, JudgeFailed
 
 JSON: Final = "application/json"
 _AT_ONCE: Final = 64
@@ -123,6 +123,9 @@ class Asker:
         except JudgeFailed as error:
             self._note(boundary, error.reason, retryable=error.retryable)
             told = _error(502 if error.retryable else 400, error.reason)
+        except GraderFailed as error:
+            self._note(boundary, str(error), retryable=False)
+            told = _error(400, str(error))
         except Exception as error:  # noqa: BLE001 - told to the grader, and kept
             self._note(boundary, reason_of(error), retryable=True)
             told = _error(502, reason_of(error))

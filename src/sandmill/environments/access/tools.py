@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from sandmill.environments.mcp.connections import Connections, Held
-from sandmill.errors import EnvironmentFailed
+from sandmill.errors import GraderFailed
 
 if TYPE_CHECKING:
     from sandmill.environments.access.broker import Heard, Told
@@ -28,11 +28,12 @@ class Served:
         self._held = Held(servers)
 
     async def answer(self, name: str, heard: Heard) -> Told:
-        """Raises EnvironmentFailed for a server that was not given, is gone, or does not answer."""
+        """Raises GraderFailed for a server that was not given, EnvironmentFailed for one that is gone or does not answer."""
         from sandmill.environments.access.broker import Told
 
         if name not in self._held.names:
-            raise EnvironmentFailed(f"the grader asked for the tool server {name[:80]!a}, which it was not given")
+            given = ", ".join(sorted(self._held.names)) or "none"
+            raise GraderFailed(f"the grader asked for the tool server {name[:80]!a}, which it was not given; it was given {given}")
         if heard.method != "POST":
             return Told(405, b"")  # no stream of the server's own, and no session to end
         try:
