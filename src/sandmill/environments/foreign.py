@@ -149,7 +149,9 @@ class DialogueEnvironment(ForeignEnvironment):
     async def interact(self, task: Task, seed: int) -> ForeignInteraction:
         """See `Interactive`."""
         session, release = await self.seats.session()
-        return await ForeignInteraction.begin(session, self.row(task), seed, self.offer.tools, release)
+        begun = await ForeignInteraction.begin(session, self.row(task), seed, self.offer.tools, release)
+        begun.finishes_again = self.description.finishes_again
+        return begun
 
     async def grade(self, task: Task, submission: Submission, artifacts: Artifacts) -> Verdict:
         """What the episode's own process made of it at its end; an answer without an episode is the only thing said in one."""

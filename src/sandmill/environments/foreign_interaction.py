@@ -16,6 +16,7 @@ import msgspec
 
 from sandmill.environments.interaction import Reaction
 from sandmill.environments.packages.asked import AskedSession
+from sandmill.environments.packages.loaded import Raised
 from sandmill.environments.packages.protocol import Message as Said
 from sandmill.environments.packages.protocol import Opened, Score, Step
 from sandmill.environments.task import Message, Role, Submission
@@ -33,6 +34,9 @@ _LONGEST_OBSERVATION: Final = 1 << 20
 
 class ForeignInteraction:
     """See `Interaction`. `release` gives the session's place back."""
+
+    finishes_again = False
+    """See `finishes_again`."""
 
     def __init__(self, session: AskedSession, opening: tuple[Message, ...], release: Callable[[], None]) -> None:
         self.opening = opening
@@ -73,7 +77,7 @@ class ForeignInteraction:
         return _reaction(await self._ask("reply", {"text": _sound(text)}, Step))
 
     async def finish(self, submission: Submission) -> bytes:
-        """The package's score, as `score_of` reads it."""
+        """The package's score, as `score_of` reads it. Where it raised, the episode is still there."""
         said = [
             {
                 "role": str(message.role),
@@ -105,15 +109,18 @@ class ForeignInteraction:
             await asyncio.wait({self._running})
         if self._broken is not None:
             raise self._broken
-        self._running = task = asyncio.ensure_future(self._noted(self._session.call(method, params, kind, timeout_s=ANSWER_S)))
+        self._running = task = asyncio.ensure_future(
+            self._noted(self._session.call(method, params, kind, timeout_s=ANSWER_S), last=method == "finish")
+        )
         found: M = await asyncio.shield(task)
         return found
 
-    async def _noted(self, work: Coroutine[Any, Any, M]) -> M:
+    async def _noted(self, work: Coroutine[Any, Any, M], *, last: bool) -> M:
         try:
             return await work
         except Exception as error:
-            self._broken = error
+            if not (last and isinstance(error, Raised)):
+                self._broken = error
             raise
 
 

@@ -62,13 +62,14 @@ async def grade_episode(
     with metered(meter):
         for left in range(retries, -1, -1):
             meter.begin()
+            meter.gradings += 1
             verdict, reached = await _grading(environment, task, submission, sandbox, timeout_s)
             called = called or reached
             if meter.failure is not None:  # whatever the grader made of it
                 verdict = meter.failure
-            if not left or not _again(verdict):
+            if not left or meter.lasting is not None or not _again(verdict):
                 break
-    if retries and isinstance(verdict, InfrastructureFailure) and verdict.boundary in _GRADERS:
+    if retries and meter.lasting is None and isinstance(verdict, InfrastructureFailure) and verdict.boundary in _GRADERS:
         verdict = msgspec.structs.replace(verdict, retryable=False)
     if health is not None:
         health.record(verdict, called=called)

@@ -19,7 +19,7 @@ import msgspec
 from sandmill.environments.access.meter import Meter, metered
 from sandmill.environments.grading import grade_episode
 from sandmill.environments.handover import ChoosesSandboxes, GoesOn, LimitsAgents
-from sandmill.environments.interaction import Interaction, Reaction, episode_turn, interactive, offer_of
+from sandmill.environments.interaction import Interaction, Reaction, episode_turn, finishes_again, interactive, offer_of
 from sandmill.environments.task import (
     Boundary,
     Command,
@@ -313,10 +313,8 @@ class _Attempt:
         """The verdict on what the agent left, after its processes are dead."""
         submission = Submission(answer=self.answer, commands=tuple(self.commands), limit=self.limit, messages=tuple(self.messages))
         if self.interaction is not None:
-            patience_s = self.arena.limits.grading_timeout_s
             with self.timeline.span(Stage.GRADING):
-                async with _environment_boundary(patience_s, Boundary.GRADER):
-                    submission = msgspec.structs.replace(submission, record=await self.interaction.finish(submission))
+                submission = msgspec.structs.replace(submission, record=await self._finished(self.interaction, submission))
         with self.timeline.span(Stage.GRADING), _boundary(Boundary.GRADER):
             return await grade_episode(
                 self.arena.environment,
@@ -328,6 +326,31 @@ class _Attempt:
                 retries=self.arena.limits.retries,
                 meter=self.meter,
             )
+
+    async def _finished(self, interaction: Interaction, submission: Submission) -> bytes:
+        """What the environment's side makes of its episode. Where something that it asked broke, it scores the same episode again."""
+        broke, patience_s = None, self.arena.limits.grading_timeout_s
+        retries = self.arena.limits.retries if finishes_again(interaction) else 0
+        for left in range(retries, -1, -1):
+            self.meter.begin()
+            try:
+                async with _environment_boundary(patience_s, Boundary.GRADER):
+                    record = await interaction.finish(submission)
+            except _Broken as error:
+                broke = error
+            failed = self.meter.failure
+            if failed is None and broke is None:
+                return record
+            if failed is None or self.meter.lasting is not None or not (failed.retryable and left):
+                break
+            broke, self.meter.gradings = None, self.meter.gradings + 1
+        if failed is None:
+            assert broke is not None
+            failed = broke.failure
+        elif retries and self.meter.lasting is None:
+            failed = msgspec.structs.replace(failed, retryable=False)
+        self.arena.health.record(failed, called=True)
+        raise _Broken(failed) from broke
 
     async def leave(self) -> None:
         """Ends the environment's side, whatever it says to that: the verdict stands."""
@@ -379,7 +402,7 @@ async def _played(state: _Attempt, session: Session) -> Verdict:
         await session.close()
         return await state.judge()
     except _Broken as broke:
-        return broke.failure
+        return state.meter.failure or broke.failure
     finally:
         await asyncio.shield(session.close())
         if state.sandbox is not None:

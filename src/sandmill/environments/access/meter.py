@@ -45,16 +45,17 @@ class Meter:
     def __init__(self) -> None:
         self.calls: list[JudgeCall] = []
         self.gradings = 0
+        """How often what the agent left was graded."""
         self._spent: dict[str, Spent] = {}
-        self.failure: InfrastructureFailure | None = None
-        """Why this grading's verdict cannot be trusted: the first request that was not answered."""
+        self.lasting: InfrastructureFailure | None = None
+        """What was not answered while the episode was played: no further grading makes good for that."""
+        self._grading = False
+        self._failure: InfrastructureFailure | None = None
 
     def begin(self) -> None:
         """A grading begins: limits count anew, and what broke an earlier one does not count against it."""
-        if self.gradings:
-            self._spent.clear()
-            self.failure = None
-        self.gradings += 1
+        self._spent.clear()
+        self._failure, self._grading = None, True
 
     def spent(self, judge: str) -> Spent:
         """What this grading has used of a judge so far; changed in place."""
@@ -62,7 +63,15 @@ class Meter:
 
     def failed(self, failure: InfrastructureFailure) -> None:
         """A request was not answered."""
-        self.failure = self.failure or failure
+        if self._grading:
+            self._failure = self._failure or failure
+        else:
+            self.lasting = self.lasting or failure
+
+    @property
+    def failure(self) -> InfrastructureFailure | None:
+        """Why no verdict of this grading can be trusted: the first request that was not answered."""
+        return self.lasting or self._failure
 
 
 _METER: Final[ContextVar[Meter | None]] = ContextVar("meter", default=None)

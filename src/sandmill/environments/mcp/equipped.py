@@ -10,7 +10,7 @@ import msgspec
 
 from sandmill.config.manifest import McpSection
 from sandmill.environments.environment import DIALOGUE, OPTIONAL, Environment, with_optional
-from sandmill.environments.interaction import Interaction, Reaction, interactive, offer_of
+from sandmill.environments.interaction import Interaction, Reaction, finishes_again, interactive, offer_of
 from sandmill.environments.mcp.connections import Connections, Held
 from sandmill.environments.mcp.server import McpServer
 from sandmill.environments.task import Message, Submission, Task
@@ -62,6 +62,10 @@ class _Equipped:
     @property
     def opening(self) -> tuple[Message, ...]:
         return () if self._own is None else self._own.opening
+
+    @property
+    def finishes_again(self) -> bool:
+        return self._own is None or finishes_again(self._own)
 
     async def call(self, tool: str, arguments: Mapping[str, object]) -> Reaction:
         owner = self._environment.owner_of(tool)

@@ -74,6 +74,10 @@ class Lost(GraderFailed):
     """A package that can no longer be asked: its process or its sandbox ended, or it spoke out of turn."""
 
 
+class Raised(GraderFailed):
+    """A call raised, or what it gave was nothing sound. Its session's process lives, and can be asked again."""
+
+
 class LoadedPackage:
     """One worker. `LoadedPackage.start` makes it, `close` ends it."""
 
@@ -310,7 +314,7 @@ class _Refused(Exception):
 def _error(failure: Failure, timeout_s: float) -> Exception:
     if failure.cause == "deadline":
         return TimeoutError(f"the package took longer than {timeout_s:g} s")
-    return GraderFailed(failure.reason)
+    return Raised(failure.reason) if failure.cause == "raised" else GraderFailed(failure.reason)
 
 
 async def _shielded(work: Coroutine[Any, Any, LoadedPackage]) -> LoadedPackage:

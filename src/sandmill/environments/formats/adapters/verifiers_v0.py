@@ -59,6 +59,7 @@ class VerifiersV0:
             "passes_at": sum(weight for weight in weights if weight > 0) or 1.0,
             "multi_turn": not is_single_turn(self.env),
             "tools": definitions(self.env),
+            "finishes_again": True,
             "sessions": AT_ONCE,
         }
 
