@@ -10,6 +10,7 @@ import msgspec
 
 from sandmill.accounts.estimate import Estimate, Plan, estimate
 from sandmill.accounts.prices import RunPrices
+from sandmill.config.allowed import allowed
 from sandmill.config.manifest import Manifest
 from sandmill.config.quantities import parse_usd
 from sandmill.errors import SandmillError
@@ -105,11 +106,14 @@ def _plan(manifest: Manifest, seconds: float) -> Plan:
 
 def _evaluation_tasks(manifest: Manifest, reasons: list[Reason]) -> int | None:
     from sandmill.environments import registry
+    from sandmill.environments.access.access import access_of
     from sandmill.environments.check import refuse_failing
+    from sandmill.models.judging import EmbeddedJudge
 
     spec = manifest.spec
     try:
-        environment = registry.get(spec.environment.name, spec.environment)
+        access = access_of(spec.grading, spec.tools, lambda judge: EmbeddedJudge(judge.name, judge.uri or ""))
+        environment = registry.get(spec.environment.name, spec.environment, access)
         refuse_failing(environment)
     except SandmillError as error:
         reasons.append(Reason(code=type(error).__name__, message=str(error)))
@@ -137,6 +141,7 @@ def _text(found: Preview) -> str:
     training = f"{found.training_episodes:,} episodes in {spec.parameters.steps} steps of {found.episodes_per_step}"
     evaluation = "unknown" if found.evaluation_episodes is None else f"{found.evaluation_episodes:,} episodes"
     lines += [f"training    {training}", f"evaluation  {evaluation}"]
+    lines += [inert(f"graders     may {what}") for what in allowed(spec)]
     if found.estimate is None:
         lines.append("time, cost  unknown: no earlier run here has measured a step of this kind")
     else:
