@@ -149,6 +149,7 @@ def _text(found: Preview) -> str:
         lines.append(
             f"time        {duration(found.estimate.seconds)} of training at {found.seconds_per_step:.2f} s a step, as measured here"
         )
-        lines.append(f"cost        {dollars(found.estimate.total_microusd)} ({money})")
+        besides = "; what judges are asked comes on top" if spec.grading.judge else ""
+        lines.append(f"cost        {dollars(found.estimate.total_microusd)} ({money}){besides}")
     lines += [inert(f"would not start: {reason.message}") for reason in found.blocking_reasons]
     return "\n".join([*lines, *([] if found.blocking_reasons else ["nothing would stop this run"])])
