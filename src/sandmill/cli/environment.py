@@ -14,8 +14,10 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from sandmill.config.document import Node, parse_value
+from sandmill.config.load import load_manifest
 from sandmill.config.manifest import EnvironmentSection
 from sandmill.environments import foreign, registered, registry
+from sandmill.environments.access.access import NOTHING, Access, access_of
 from sandmill.environments.environment import Environment
 from sandmill.environments.formats import FORMATS, is_foreign
 from sandmill.environments.grading import grade_episode
@@ -23,6 +25,7 @@ from sandmill.environments.packages import install
 from sandmill.environments.soundness import check_answers
 from sandmill.environments.task import InfrastructureFailure, Submission, Task
 from sandmill.errors import ConfigError, EnvironmentFailed, UnknownEnvironment
+from sandmill.models.judging import EmbeddedJudge
 from sandmill.reports.inert import inert, inert_block
 from sandmill.reports.words import duration, size
 from sandmill.sandboxes.images import store
@@ -67,10 +70,19 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
     reference: str
     section: EnvironmentSection
+    access: Access = NOTHING
 
     @classmethod
-    def of(cls, reference: str, options: Sequence[str] | None, *, seed: int = 42, tasks: int = _SHOWN_TASKS) -> Wanted:
-        """From the words of a command line. Raises ConfigError naming the option."""
+    def of(
+        cls,
+        reference: str,
+        options: Sequence[str] | None,
+        *,
+        grading: Path | None = None,
+        seed: int = 42,
+        tasks: int = _SHOWN_TASKS,
+    ) -> Wanted:
+        """From the words of a command line; `grading`: a manifest that says what graders may use. Raises ConfigError."""
         found = dict(_option(text) for text in options or ())
         try:
             section = msgspec.convert(
@@ -78,17 +90,20 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
             )
         except msgspec.ValidationError as error:
             raise ConfigError(f"{error}", field="--option") from None
-        return cls(reference=reference, section=section)
+        if grading is None:
+            return cls(reference=reference, section=section)
+        spec = load_manifest(grading).spec
+        return cls(reference=reference, section=section, access=access_of(spec.grading, spec.tools, EmbeddedJudge.of))
 
     def load(self, *, quiet: bool = False) -> Environment:
         """The environment, with fewer tasks where it has fewer."""
         report = (lambda line: None) if quiet else (lambda line: print(inert(line, limit=200), file=sys.stderr, flush=True))
         entry = registered.find(self.reference)
         if entry is not None:
-            return registered.load(entry, self.section, report, fit=True)
+            return registered.load(entry, self.section, report, fit=True, access=self.access)
         if not is_foreign(self.reference):
-            return registry.get(self.reference, self.section)
-        return foreign.load(self.reference, self.section, report, fit=True)
+            return registry.get(self.reference, self.section, self.access)
+        return foreign.load(self.reference, self.section, report, fit=True, access=self.access)
 
 
 def list_environments(*, as_json: bool) -> int:

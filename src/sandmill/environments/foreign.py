@@ -16,6 +16,7 @@ from typing import Final
 
 import msgspec
 
+from sandmill.config.check import printable
 from sandmill.config.manifest import EnvironmentSection
 from sandmill.environments.access.access import NOTHING, Access
 from sandmill.environments.confusion import confused
@@ -198,7 +199,7 @@ async def _load(plan: Plan, section: EnvironmentSection, report: Report, fit: bo
         if isinstance(service, PackageService):
             installed, service = await _warmed(plan, installed, service, report)
             await remember(installed, plan.reference)
-        return await _drawn(plan, section, installed, service, fit)
+        return await _drawn(plan, section, installed, service, fit, access)
     except BaseException:
         await service.close()
         installed.use.release()
@@ -241,7 +242,9 @@ async def _warmed(plan: Plan, installed: Installed, service: PackageService, rep
     return installed, PackageService(_launch(plan, installed, service.launch.access))
 
 
-async def _drawn(plan: Plan, section: EnvironmentSection, installed: Installed, service: AskedService, fit: bool) -> ForeignEnvironment:
+async def _drawn(
+    plan: Plan, section: EnvironmentSection, installed: Installed, service: AskedService, fit: bool, access: Access
+) -> ForeignEnvironment:
     try:
         worker = await service.worker()
 
@@ -251,13 +254,25 @@ async def _drawn(plan: Plan, section: EnvironmentSection, installed: Installed, 
         splits = await draw(worker.description, section, fetch, plan.source, allow_answers=plan.common.allow_answers_in_prompts, fit=fit)
     except (GraderFailed, TimeoutError) as error:
         raise _not_loaded(plan, error) from error
+    _check_uses(plan, worker.description, access)
     spoken = worker.description.multi_turn or worker.description.tools
     kind = DialogueEnvironment if spoken else ForeignEnvironment
     return kind(plan, installed, worker.description, service, splits)
 
 
+def _check_uses(plan: Plan, description: Description, access: Access) -> None:
+    """Raises ConfigError for what its graders cannot do without, and were not given."""
+    lacking = access.lacks(description.uses)
+    if lacking is not None:
+        kind = lacking.partition(":")[0]
+        field = f"spec.grading.{kind if kind in ('network', 'judge', 'mcp') else 'judge'}"
+        said = f"use {printable(lacking)[:100]}, which they are not given; name it there (sandmill env: --grading FILE)"
+        raise ConfigError(f"the graders of {plan.name} {said}", field=field)
+
+
 def _not_loaded(plan: Plan, error: Exception) -> EnvironmentFailed:
-    return EnvironmentFailed(f"environment {plan.name} could not be loaded: {error}")
+    hint = "; its graders ask a model: give them one by spec.grading.judge" if "OPENAI_API_KEY" in str(error) else ""
+    return EnvironmentFailed(f"environment {plan.name} could not be loaded: {error}{hint}")
 
 
 def _digest(plan: Plan, installed: Installed, splits: Mapping[str, Sequence[Task]], rows: Mapping[str, Row]) -> str:

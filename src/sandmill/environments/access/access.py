@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,6 +17,7 @@ from sandmill.environments.mcp.connections import Connections
 from sandmill.environments.mcp.server import McpServer
 from sandmill.errors import ConfigError
 from sandmill.sandboxes import Egress
+from sandmill.sandboxes.spec import EgressMode
 
 PORT: Final = 8399
 """Of the broker, on the loopback of the sandbox that graders run in."""
@@ -47,6 +48,13 @@ class Access:
         if self.broker.judges:
             found |= {"OPENAI_BASE_URL": f"{here}/v1", "OPENAI_API_KEY": "none", "SANDMILL_JUDGE_MODEL": next(iter(self.broker.judges))}
         return found | {f"SANDMILL_MCP_{_variable(name)}": f"{here}/mcp/{name}" for name in self.broker.tools.servers}
+
+    def lacks(self, uses: Iterable[str]) -> str | None:
+        """The first of what graders cannot do without (see `Description.uses`) that they may not use."""
+        network = ["network"] if self.network.mode is not EgressMode.DENY else []
+        judges, servers = ([], []) if self.broker is None else (list(self.broker.judges), list(self.broker.tools.servers))
+        given = {*network, *(["judge"] if judges else []), *(f"judge:{name}" for name in judges), *(f"mcp:{name}" for name in servers)}
+        return next((use for use in uses if use not in given), None)
 
     async def close(self) -> None:
         """Ends the judges and the tool servers. Idempotent."""

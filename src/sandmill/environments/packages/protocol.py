@@ -40,6 +40,8 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the package answers what the model says, until the episode is over."""
     tools: tuple[str, ...] = ()
     """Function definitions, as JSON text. A package with any is multi-turn."""
+    uses: tuple[str, ...] = ()
+    """What its graders cannot do without: `network`, `judge`, `judge:NAME`, `mcp:NAME`."""
     finishes_again: bool = False
     """Whether an episode that is over can be scored once more, as if it had not been before."""
     sessions: int = 64
