@@ -35,6 +35,7 @@ class JudgeServer(http.server.ThreadingHTTPServer):
 
 class _Request(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     server: JudgeServer
 
     def do_POST(self) -> None:
