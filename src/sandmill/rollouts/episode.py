@@ -402,7 +402,8 @@ async def _played(state: _Attempt, session: Session) -> Verdict:
         await session.close()
         return await state.judge()
     except _Broken as broke:
-        return state.meter.failure or broke.failure
+        asked = state.meter.failure  # what the environment asked broke before it did
+        return broke.failure if asked is None or asked.boundary is broke.failure.boundary else asked
     finally:
         await asyncio.shield(session.close())
         if state.sandbox is not None:

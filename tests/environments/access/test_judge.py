@@ -1,9 +1,14 @@
 """A grader asks a judge through the broker: it never holds the key, and no failure of the judge becomes a number."""
 
+import asyncio
+
+import msgspec
 import pytest
 from judge_server import KEY
 
 from sandmill.config.manifest import TokenPricesSection
+from sandmill.environments.access.meter import Meter, metered
+from sandmill.environments.packages.loaded import Launch, LoadedPackage
 from sandmill.environments.task import Boundary, Graded, InfrastructureFailure
 from sandmill.errors import EnvironmentFailed
 
@@ -158,6 +163,39 @@ def test_nobody_but_a_grading_may_ask(allowed, graded):
     body = "return float(subprocess.run([sys.executable, '-c', completion], capture_output=True, text=True).stdout.strip() == '200')"
     assert graded(body, [WHO], allowed(), then=others) == ["403", "403"]
     assert graded(body, [WHO], allowed())[0][0] == Graded(reward=1.0, passed=True)
+
+
+PROGRAMS = """
+import os, subprocess, sys
+
+class Adapter:
+    keeps_root = True
+
+    def describe(self):
+        return {"name": "programs", "version": "1", "splits": {"train": 1}}
+
+    def grade(self, row, answer, context):
+        who = int(os.environ["SANDMILL_UID"])
+        said = [subprocess.run([sys.executable, "-c", answer], user=user, capture_output=True, text=True).stdout for user in (who, None)]
+        return {"reward": 1.0, "parts": {",".join(one.strip() for one in said): 1.0}}
+
+def load(options):
+    return Adapter()
+"""
+
+
+def test_a_completions_program_may_not_ask_where_the_grader_runs_it_as_the_sessions_user(allowed):
+    async def main():
+        access = allowed()
+        package = await LoadedPackage.start(Launch(adapter=PROGRAMS, access=access))
+        try:
+            with metered(Meter()):
+                return await package.grade(msgspec.Raw(b"{}"), WHO, timeout_s=20)
+        finally:
+            await package.close()
+            await access.close()
+
+    assert list(asyncio.run(main()).parts) == ["403,403"]
 
 
 def test_what_is_asked_before_any_grading_is_refused(judge, allowed, graded):
