@@ -13,7 +13,8 @@
     │   └── ImageError (ValueError)               an image or archive cannot be used, or no longer exists
     ├── EnvironmentFailed
     │   ├── UnknownEnvironment (LookupError)
-    │   └── GraderFailed (RuntimeError)           the grader raised, hung or answered nonsense
+    │   ├── GraderFailed (RuntimeError)           the grader raised, hung or answered nonsense
+    │   └── JudgeFailed (ConnectionError)         a model that the grader asked gave no answer; says whether trying again can help
     ├── ModelError
     │   ├── ModelNotFound (FileNotFoundError)
     │   ├── EngineDied (RuntimeError)             the decode thread ended; pending samples fail with this
@@ -112,6 +113,15 @@ class UnknownEnvironment(EnvironmentFailed, LookupError):
 
 class GraderFailed(EnvironmentFailed, RuntimeError):
     """The grader raised, ran out of time, or returned something that is no verdict."""
+
+
+class JudgeFailed(EnvironmentFailed, ConnectionError):
+    """A judge did not answer, or not with what is an answer. `retryable`: the same request may succeed later."""
+
+    def __init__(self, reason: str, *, retryable: bool) -> None:
+        self.reason = reason
+        self.retryable = retryable
+        super().__init__(reason)
 
 
 class ModelError(SandmillError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from judge_server import judge_server
 
 
 @pytest.fixture(autouse=True)
@@ -110,3 +111,28 @@ def test_a_name_means_one_content_for_ever(sandmill):
     assert sandmill("env", "add", "python/sums", "--as", "my-sums@1.1.0").returncode == 0
     assert sandmill("env", "rm", "my-sums@1.0.0").stdout.startswith(b"removed the name my-sums@1.0.0")
     assert sandmill("env", "add", "python/sums", "--as", "../evil@1").returncode == 2
+
+
+def test_graders_use_what_a_manifest_gives_them(sandmill):
+    source = """
+import json, os, urllib.request
+USES = ("judge",)
+def tasks(split):
+    return [{"prompt": f"{split} {n}?", "answer": str(n)} for n in range(9)]
+def reward(completion, answer):
+    body = {"model": os.environ["SANDMILL_JUDGE_MODEL"], "messages": [{"role": "user", "content": completion}]}
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", json.dumps(body).encode(), headers)
+    return json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"] == "yes"
+"""
+    (sandmill.folder / "asks.py").write_text(source)
+    with judge_server() as judge:
+        manifest = f"model: {{uri: sandmill/tiny-text}}, environment: {{name: x}}, grading: {{judge: [{{name: j, url: '{judge.url}'}}]}}"
+        (sandmill.folder / "run.yaml").write_text(f"spec: {{{manifest}}}\n")
+        lacking = sandmill("env", "run", "python/asks.py", "--answer", "yes")
+        assert lacking.returncode == 2
+        assert b"spec.grading.judge: the graders of python/asks use judge, which they are not given" in lacking.stderr
+        run = ("env", "run", "python/asks.py", "--grading", "run.yaml", "--json", "--answer")
+        assert json.loads(sandmill(*run, "yes").stdout)["verdict"]["reward"] == 1.0
+        broken = sandmill(*run, "error")
+        assert (broken.returncode, b"the judge answered 500" in broken.stderr) == (3, True)

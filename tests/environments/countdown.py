@@ -2,6 +2,7 @@
 
 from sandmill.config.manifest import EnvironmentSection
 from sandmill.environments import foreign
+from sandmill.environments.access.access import NOTHING
 from sandmill.environments.formats.plan import CommonOptions, Plan
 from sandmill.environments.packages.package import Package
 from sandmill.sandboxes.dual import block_on
@@ -63,8 +64,8 @@ def load(options):
 """
 
 
-def countdown(opened='{"prompt": f"count {self.left} down"}', source=ADAPTER):
-    """The loaded environment; `opened` is what its `open` returns."""
+def countdown(opened='{"prompt": f"count {self.left} down"}', source=ADAPTER, access=NOTHING):
+    """The loaded environment; `opened` is what its `open` returns, `access` what its grader may use."""
     plan = Plan(
         reference="test/countdown@1",
         name="test/countdown",
@@ -75,4 +76,5 @@ def countdown(opened='{"prompt": f"count {self.left} down"}', source=ADAPTER):
         common=CommonOptions(),
         source="countdown",
     )
-    return block_on(foreign._load(plan, EnvironmentSection(name="countdown", train_tasks=3, held_out_tasks=1), lambda line: None, False))
+    section = EnvironmentSection(name="countdown", train_tasks=3, held_out_tasks=1)
+    return block_on(foreign._load(plan, section, lambda line: None, False, access))

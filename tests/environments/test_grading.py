@@ -6,6 +6,7 @@ import math
 import msgspec
 import pytest
 
+from sandmill.environments.access.meter import Meter, present_meter
 from sandmill.environments.grading import grade_episode
 from sandmill.environments.health import ALL_ZERO_AFTER, NEVER_CALLED_AFTER, GraderHealth
 from sandmill.environments.task import (
@@ -216,6 +217,65 @@ def test_the_breaker_opens_after_failures_in_a_row_only():
     for _ in range(3):
         health.record(failure, called=True)
     assert health.broken() == "the grader failed 3 times in a row, the last time with: KeyError: 'gold'"
+
+
+def test_a_grader_that_fails_in_most_episodes_is_broken_and_one_that_often_fails_is_named():
+    often, mostly = GraderHealth(max_failures_in_a_row=10), GraderHealth(max_failures_in_a_row=10)
+    failure = InfrastructureFailure(boundary=Boundary.JUDGE, reason="the judge answered 500", retryable=True)
+    sound = Graded(reward=1.0, passed=True)
+    for verdict in [failure, sound, sound, sound] * 20:
+        often.record(verdict, called=True)
+    assert often.broken() is None
+    assert list(often.alarms()) == ["failures"]
+    assert "failed in 20 of 80 episodes so far" in often.alarm()
+    for verdict in ([failure, failure, sound] * 27)[:80]:
+        assert mostly.broken() is None
+        mostly.record(verdict, called=True)
+    assert mostly.broken() == "the grader failed in 54 of 80 episodes, the last time with: the judge answered 500"
+
+
+def gradings(outcomes, *, retries, meter=None):
+    """The verdict of a grader that comes to these outcomes, one after the other, and how often it was asked."""
+    left = list(outcomes)
+
+    async def grader(submission, artifacts):
+        outcome = left.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    health = GraderHealth()
+    verdict = asyncio.run(
+        grade_episode(Own(grader), TASK, Submission(answer="4"), None, timeout_s=5.0, health=health, retries=retries, meter=meter)
+    )
+    assert (health.episodes, health.calls) == (1, 1)
+    return verdict, len(outcomes) - len(left)
+
+
+def test_a_grading_that_broke_is_tried_again_as_often_as_it_may():
+    sound, lost = Graded(reward=1.0, passed=True), SandboxCreateFailed(12, "no memory")
+    assert gradings([lost, KeyError("x"), sound, sound], retries=2) == (sound, 3)
+    assert gradings([sound, sound], retries=2) == (sound, 1)
+    verdict, asked = gradings([lost, lost, sound], retries=1)
+    assert asked == 2
+    assert isinstance(verdict, InfrastructureFailure)
+    assert (verdict.boundary, verdict.retryable) == (Boundary.GRADER, False)
+    verdict, asked = gradings([lost, sound], retries=0)
+    assert (asked, verdict.retryable) == (1, True)
+
+
+def test_a_verdict_does_not_stand_over_a_request_that_failed():
+    """Whatever the grader made of it: the meter is asked last."""
+    sound, meter = Graded(reward=1.0, passed=True), Meter()
+    failed = InfrastructureFailure(boundary=Boundary.JUDGE, reason="the judge answered 401", retryable=False)
+
+    async def grader(submission, artifacts):
+        present_meter().failed(failed)
+        return sound
+
+    assert asyncio.run(grade_episode(Own(grader), TASK, Submission(answer="4"), None, meter=meter, retries=3)) == failed
+    assert meter.gradings == 1
+    assert gradings([sound], retries=1, meter=Meter()) == (sound, 1)
 
 
 def test_failures_elsewhere_are_not_the_graders():

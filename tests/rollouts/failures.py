@@ -19,11 +19,17 @@ from typing import Any, NamedTuple
 import playground as pg
 from guessing import Guessing
 
-from sandmill.config.manifest import AdvantageScale, EnvironmentSection
+sys.path.append(str(Path(__file__).parents[1]))
+from judge_server import judge_server
+
+from sandmill.config.manifest import AdvantageScale, EnvironmentSection, GradingSection, JudgeSection, McpSection, ToolsSection
+from sandmill.environments.access.access import access_of
 from sandmill.environments.isolation import isolated
+from sandmill.environments.packages.install import remove
 from sandmill.environments.registry import load
 from sandmill.environments.task import AgentLimited, Graded, InfrastructureFailure, NoAnswer
 from sandmill.errors import EngineDied, IsolationUnavailable, SandmillError
+from sandmill.models.judging import EmbeddedJudge
 from sandmill.rollouts.arena import Arena
 from sandmill.rollouts.events import EvaluationPhase
 from sandmill.rollouts.group import Breaker, run_groups
@@ -42,19 +48,21 @@ class Seen(NamedTuple):
 
     label: str
     attempts: int
+    gradings: int
     in_pass_rate: bool
     in_training: bool
 
 
 @dataclass(frozen=True)
 class Injection:
-    """A fault, what it must come to, and how often the episode must have been tried."""
+    """A fault, what it must come to, how often the episode must have been tried, and how often its last try graded."""
 
     where: str
     what: str
     label: str
     play: Callable[[], Episode]
     attempts: int = 2
+    gradings: int = 1
 
 
 def label_of(episode: Episode) -> str:
@@ -85,7 +93,7 @@ def seen(episode: Episode) -> Seen:
         policy_version=0,
     )
     apart = with_it[1] is None and (with_it[0], *with_it[2:]) == without
-    return Seen(label_of(episode), episode.attempt + 1, row.tasks[0].graded == len(group.episodes), not apart)
+    return Seen(label_of(episode), episode.attempt + 1, episode.gradings, row.tasks[0].graded == len(group.episodes), not apart)
 
 
 def sound(reward: float) -> Episode:
@@ -174,6 +182,51 @@ def own_grader(body: str, **limits: Any) -> Callable[[], Episode]:
     return play
 
 
+def asking(body: str, **limits: Any) -> Callable[[], Episode]:
+    """A grader in a package's sandbox, `body`, that was given a judge and a tool server. It catches whatever they raise."""
+
+    def play() -> Episode:
+        with tempfile.TemporaryDirectory() as folder, judge_server() as judge:
+            path = Path(folder, "asks.py")
+            path.write_text(ASKS.replace("BODY", body))
+            server = McpSection(name="abacus", command=("python3", "-c", ABACUS), timeout="2s")
+            grading = GradingSection(judge=(JudgeSection(name="judge", url=judge.url, retries=0, timeout="2s"),), mcp=("abacus",))
+            section = EnvironmentSection(name=f"python/{path}", train_tasks=2, held_out_tasks=1)
+            environment = load(section.name, section, access_of(grading, ToolsSection(mcp=(server,)), EmbeddedJudge.of))
+            try:
+                return struck(environment, pg.play(["= 4"]), **limits)
+            finally:
+                pg.run(environment.close())  # type: ignore[attr-defined]
+                remove(environment.installed.key)  # type: ignore[attr-defined]
+
+    return play
+
+
+ABACUS = (Path(__file__).parents[1] / "environments" / "mcp" / "abacus.py").read_text()
+ASKS = """
+import json, urllib.request
+SPLITS = ("train", "heldout")
+
+def tasks(split):
+    return [{"prompt": f"{split} {n}?", "answer": "4"} for n in range(3)]
+
+def post(path, body):
+    request = urllib.request.Request("http://127.0.0.1:8399" + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    return urllib.request.urlopen(request, timeout=20).read()
+
+def ask(word, model="judge"):
+    post("/v1/chat/completions", {"model": model, "messages": [{"role": "user", "content": word}]})
+
+def use(how):
+    post("/mcp/abacus", {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "misbehave", "arguments": {"how": how}}})
+
+def reward(completion, answer):
+    try:
+        BODY
+    except Exception:
+        pass
+    return 0.5
+"""
 OWN = """
 import os, sys, time
 from sandmill.environments.task import *
@@ -210,11 +263,13 @@ def unfinished_side() -> Episode:
 
 AT = "failure at "
 INJECTIONS = (
-    Injection("sandbox", "it cannot be created", AT + "sandbox-create", lambda: shell(strike=sandboxes(_of_a_lost_image))),
+    Injection("sandbox", "it cannot be created", AT + "sandbox-create", lambda: shell(strike=sandboxes(_of_a_lost_image)), gradings=0),
     Injection("sandbox", "it cannot be created the first time", "graded", lambda: shell(strike=sandboxes(_once))),
-    Injection("sandbox", "the task's files do not fit it", AT + "sandbox-create", lambda: shell(strike=sandboxes(_too_many_files))),
-    Injection("sandbox", "preparing it breaks", AT + "setup", prepared_wrongly),
-    Injection("sandbox", "its init is killed", AT + "sandbox-lost", lambda: shell("$ sleep 5", strike=sandboxes(_killed_init))),
+    Injection(
+        "sandbox", "the task's files do not fit it", AT + "sandbox-create", lambda: shell(strike=sandboxes(_too_many_files)), gradings=0
+    ),
+    Injection("sandbox", "preparing it breaks", AT + "setup", prepared_wrongly, gradings=0),
+    Injection("sandbox", "its init is killed", AT + "sandbox-lost", lambda: shell("$ sleep 5", strike=sandboxes(_killed_init)), gradings=0),
     Injection("command", "it exits with 1", "graded", lambda: shell("$ false", "= none"), 1),
     Injection("command", "it runs past its deadline", "graded", lambda: shell("$ sleep 5", "= none", command_timeout_s=0.3), 1),
     Injection("command", "it needs more memory than there is", "graded", lambda: shell(f"$ {pg.HOG}", "= none"), 1),
@@ -223,19 +278,30 @@ INJECTIONS = (
     Injection("command", "it cannot be started", "graded", lambda: shell(f"$ {pg.LONG}", "= none"), 1),
     Injection("model", "the reply is cut at its length", "graded, agent limited by tokens", lambda: shell("= " + "none " * 64), 1),
     Injection("model", "every reply is malformed", "graded, agent limited by turns", lambda: shell("hello"), 1),
-    Injection("model", "the engine dies", "the run ends: EngineDied", dead_engine, 0),
-    Injection("environment", "a tool of its own raises", AT + "environment", lambda: struck(Guessing(), pg.play(["$ guess raise"]))),
-    Injection("environment", "a tool of its own hangs", AT + "environment", hanging_tool),
-    Injection("environment", "its side cannot finish", AT + "grader", unfinished_side),
-    Injection("grader", "it raises", AT + "grader", own_grader("raise KeyError('answers')"), 1),
-    Injection("grader", "it ends its process with code 0", AT + "grader", own_grader("os._exit(0)"), 1),
-    Injection("grader", "it hangs", AT + "grader", own_grader("time.sleep(60)", grading_timeout_s=1.0)),
-    Injection("grader", "it returns nothing", AT + "grader", own_grader("return None"), 1),
-    Injection("grader", "it returns a bare number", AT + "grader", own_grader("return 1.0"), 1),
-    Injection("grader", "its reward is text", AT + "grader", own_grader("return Graded(reward='1', passed=True)"), 1),
-    Injection("grader", "its reward is not a number", AT + "grader", own_grader("return Graded(reward=float('nan'), passed=True)"), 1),
-    Injection("grader", "its reward is a list", AT + "grader", own_grader("return Graded(reward=[1.0], passed=True)"), 1),
+    Injection("model", "the engine dies", "the run ends: EngineDied", dead_engine, 0, 0),
+    Injection(
+        "environment", "a tool of its own raises", AT + "environment", lambda: struck(Guessing(), pg.play(["$ guess raise"])), gradings=0
+    ),
+    Injection("environment", "a tool of its own hangs", AT + "environment", hanging_tool, gradings=0),
+    Injection("environment", "its side cannot finish", AT + "grader", unfinished_side, gradings=0),
+    Injection("grader", "it raises", AT + "grader", own_grader("raise KeyError('answers')"), 1, 2),
+    Injection("grader", "it ends its process with code 0", AT + "grader", own_grader("os._exit(0)"), 1, 2),
+    Injection("grader", "it hangs", AT + "grader", own_grader("time.sleep(60)", grading_timeout_s=1.0), 1, 2),
+    Injection("grader", "it returns nothing", AT + "grader", own_grader("return None"), 1, 2),
+    Injection("grader", "it returns a bare number", AT + "grader", own_grader("return 1.0"), 1, 2),
+    Injection("grader", "its reward is text", AT + "grader", own_grader("return Graded(reward='1', passed=True)"), 1, 2),
+    Injection("grader", "its reward is not a number", AT + "grader", own_grader("return Graded(reward=float('nan'), passed=True)"), 1, 2),
+    Injection("grader", "its reward is a list", AT + "grader", own_grader("return Graded(reward=[1.0], passed=True)"), 1, 2),
     Injection("grader", "it prints and then grades", "graded", own_grader("print('1.0'); return Graded(reward=0.5, passed=False)"), 1),
+    Injection("judge", "it answers 500, which the grader catches", AT + "judge", asking("ask('error')"), 1, 2),
+    Injection("judge", "it is busy once", "graded", asking("ask('once-busy')"), 1, 2),
+    Injection("judge", "it does not answer", AT + "judge", asking("ask('hang')"), 1, 2),
+    Injection("judge", "its reply is cut", AT + "judge", asking("ask('cut')"), 1, 2),
+    Injection("judge", "its reply is no JSON", AT + "judge", asking("ask('html')"), 1, 2),
+    Injection("judge", "it refuses the key", AT + "judge", asking("ask('denied')"), 1),
+    Injection("judge", "the grader asks for one that it was not given", AT + "judge", asking("ask('yes', 'other')"), 1),
+    Injection("tool server", "it dies during a call of the grader, which catches that", AT + "mcp", asking("use('die')"), 1, 2),
+    Injection("tool server", "it does not answer", AT + "mcp", asking("use('hang')"), 1, 2),
 )
 
 
@@ -244,7 +310,7 @@ def outcome(injection: Injection) -> Seen:
     try:
         return seen(injection.play())
     except (EngineDied, IsolationUnavailable, SandmillError) as error:
-        return Seen(f"the run ends: {type(error).__name__}", 0, False, False)
+        return Seen(f"the run ends: {type(error).__name__}", 0, 0, False, False)
 
 
 def document(rows: list[tuple[Injection, Seen]]) -> str:
@@ -254,16 +320,19 @@ def document(rows: list[tuple[Injection, Seen]]) -> str:
         "",
         "Made by `scripts/failures`: each fault is put into a real episode with real sandboxes and graders, which then joins a group of",
         "three sound ones. What breaks on the system's side has no reward: it is retried where that can help, and stays outside the pass",
-        "rate, the group's baseline and the gradient. What the agent brings upon itself is graded. The tests run the same injections.",
+        "rate, the group's baseline and the gradient. What the agent brings upon itself is graded. A grading that breaks is repeated on",
+        "what the agent left; the episode is repeated only where that is lost. The tests run the same injections.",
         "",
-        "| where | fault | comes to | attempts | in the pass rate | in baseline and gradient |",
-        "|---|---|---|---|---|---|",
+        "| where | fault | comes to | attempts | gradings of the last | in the pass rate | in baseline and gradient |",
+        "|---|---|---|---|---|---|---|",
     ]
-    lines += [
-        f"| {one.where} | {one.what} | {found.label} | {found.attempts or '-'} | {_yes(found.in_pass_rate)} | {_yes(found.in_training)} |"
-        for one, found in rows
-    ]
+    lines += [f"| {' | '.join(_cells(one, found))} |" for one, found in rows]
     return "\n".join(lines) + "\n"
+
+
+def _cells(one: Injection, found: Seen) -> list[str]:
+    counts = [str(count or "-") for count in (found.attempts, found.gradings)]
+    return [one.where, one.what, found.label, *counts, _yes(found.in_pass_rate), _yes(found.in_training)]
 
 
 def _yes(holds: bool) -> str:

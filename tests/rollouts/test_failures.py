@@ -11,7 +11,7 @@ FOUND: dict[str, failures.Seen] = {}
 @pytest.mark.parametrize("injection", failures.INJECTIONS, ids=lambda one: f"{one.where}: {one.what}")
 def test_a_fault_is_labelled_and_is_no_number(injection: failures.Injection) -> None:
     found = FOUND[f"{injection.where}: {injection.what}"] = failures.outcome(injection)
-    assert (found.label, found.attempts) == (injection.label, injection.attempts)
+    assert (found.label, found.attempts, found.gradings) == (injection.label, injection.attempts, injection.gradings)
     assert found.in_pass_rate == found.in_training == injection.label.startswith("graded")
 
 

@@ -27,6 +27,8 @@ class Activity(enum.StrEnum):
     TRAINING = "training"
     """The update of one step."""
     WARM_START = "warm-start"
+    JUDGE = "judge"
+    """One request of a grader to a judge."""
 
 
 class LedgerRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,6 +49,10 @@ class LedgerRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     sandbox_s: float = 0.0
     tokens_in: int = 0
     tokens_out: int = 0
+    judge: str = ""
+    """The judge's name, in a row of one."""
+    latency_s: float = 0.0
+    """How long a judge was waited for; nobody's time by itself."""
     cost_microusd: int | None
     schema_version: int = SCHEMA_VERSION
 

@@ -41,6 +41,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     times: int = 1
     cheats: bool = True
     options: tuple[str, ...] = ()
+    grading: Path | None = None
     seed: int = 42
 
 
@@ -79,11 +80,12 @@ async def _checked(
 def _environment(asked: Asked, report: Report) -> Environment:
     """A manifest's, as a run would have it; or that of a reference, with fewer tasks where it has fewer. Raises ConfigError."""
     if not _is_manifest(asked.target):
-        return Wanted.of(asked.target, asked.options, seed=asked.seed, tasks=asked.per_split or PER_SPLIT).load(report)
-    section = load_manifest(Path(asked.target)).spec.environment
-    own = Wanted.of(section.name, asked.options).section.options
-    section = msgspec.structs.replace(section, options={**section.options, **own})
-    return registry.get(section.name, section, report)
+        wanted = Wanted.of(asked.target, asked.options, grading=asked.grading, seed=asked.seed, tasks=asked.per_split or PER_SPLIT)
+        return wanted.load(report)
+    spec = load_manifest(Path(asked.target)).spec
+    wanted = Wanted.of(spec.environment.name, asked.options, grading=asked.grading or Path(asked.target))
+    section = msgspec.structs.replace(spec.environment, options={**spec.environment.options, **wanted.section.options})
+    return registry.get(section.name, section, report, wanted.access)
 
 
 def _tasks(asked: Asked, environment: Environment) -> tuple[Task, ...]:

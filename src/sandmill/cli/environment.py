@@ -16,8 +16,10 @@ import msgspec
 from sandmill.cli.installing import telling
 from sandmill.cli.told import tell
 from sandmill.config.document import Node, parse_value
+from sandmill.config.load import load_manifest
 from sandmill.config.manifest import EnvironmentSection
 from sandmill.environments import foreign, registered, registry
+from sandmill.environments.access.access import NOTHING, Access, access_of
 from sandmill.environments.attempts import expected_answer, grade_solution, has_solution
 from sandmill.environments.environment import Environment
 from sandmill.environments.formats import FORMATS, MACHINES, is_foreign, is_machines
@@ -26,6 +28,7 @@ from sandmill.environments.packages import install
 from sandmill.environments.packages.install import Report
 from sandmill.environments.task import InfrastructureFailure, Submission, Task
 from sandmill.errors import ConfigError, EnvironmentFailed, UnknownEnvironment
+from sandmill.models.judging import EmbeddedJudge
 from sandmill.reports.inert import inert, inert_block
 from sandmill.reports.words import duration, size
 from sandmill.sandboxes.images import store
@@ -71,10 +74,19 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
     reference: str
     section: EnvironmentSection
+    access: Access = NOTHING
 
     @classmethod
-    def of(cls, reference: str, options: Sequence[str] | None, *, seed: int = 42, tasks: int = _SHOWN_TASKS) -> Wanted:
-        """From the words of a command line. Raises ConfigError naming the option."""
+    def of(
+        cls,
+        reference: str,
+        options: Sequence[str] | None,
+        *,
+        grading: Path | None = None,
+        seed: int = 42,
+        tasks: int = _SHOWN_TASKS,
+    ) -> Wanted:
+        """From the words of a command line; `grading`: a manifest that says what graders may use. Raises ConfigError."""
         found = dict(_option(text) for text in options or ())
         try:
             section = msgspec.convert(
@@ -82,18 +94,21 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
             )
         except msgspec.ValidationError as error:
             raise ConfigError(f"{error}", field="--option") from None
-        return cls(reference=reference, section=section)
+        if grading is None:
+            return cls(reference=reference, section=section)
+        spec = load_manifest(grading).spec
+        return cls(reference=reference, section=section, access=access_of(spec.grading, spec.tools, EmbeddedJudge.of))
 
     def load(self, report: Report) -> Environment:
         """The environment, with fewer tasks where it has fewer."""
         entry = registered.find(self.reference)
         if entry is not None:
-            return registered.load(entry, self.section, report, fit=True)
+            return registered.load(entry, self.section, report, fit=True, access=self.access)
         if is_machines(self.reference):  # folders and rows are as many as they are
-            return registry.get(self.reference, msgspec.structs.replace(self.section, **_NO_SIZES), report)
+            return registry.get(self.reference, msgspec.structs.replace(self.section, **_NO_SIZES), report, self.access)
         if not is_foreign(self.reference):
-            return registry.get(self.reference, self.section, report)
-        return foreign.load(self.reference, self.section, report, fit=True)
+            return registry.get(self.reference, self.section, report, self.access)
+        return foreign.load(self.reference, self.section, report, fit=True, access=self.access)
 
 
 def list_environments(*, as_json: bool) -> int:

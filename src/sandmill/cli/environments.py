@@ -19,6 +19,9 @@ app = typer.Typer(
 Reference = Annotated[str, typer.Argument(metavar="REFERENCE", help="shell@1.0.0, FORMAT/WHAT@VERSION, FILE.py:OBJECT or MODULE:OBJECT.")]
 Options = Annotated[list[str] | None, typer.Option("--option", "-o", metavar="KEY=VALUE", help="An option of it; may be repeated.")]
 Json = Annotated[bool, typer.Option("--json", help="JSON on stdout and nothing else.")]
+Grading = Annotated[
+    Path | None, typer.Option("--grading", metavar="FILE", help="A manifest whose spec.grading its graders may use. Default: nothing.")
+]
 Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Decides which tasks are held out.")]
 
 
@@ -34,13 +37,14 @@ def list_environments(as_json: Json = False) -> None:
 def add(
     reference: Reference,
     option: Options = None,
+    grading: Grading = None,
     name: Annotated[str | None, typer.Option("--as", metavar="NAME@VERSION", help="A name for it with these options, for ever.")] = None,
     as_json: Json = False,
 ) -> None:
     """Installs an environment, loads it once and says what it is; with --as, manifests can name it."""
     from sandmill.cli import environment
 
-    wanted = environment.Wanted.of(reference, option)
+    wanted = environment.Wanted.of(reference, option, grading=grading)
     raise typer.Exit(carried(lambda: environment.show(wanted, examples=0, name=name, as_json=as_json)))
 
 
@@ -48,6 +52,7 @@ def add(
 def show(
     reference: Reference,
     option: Options = None,
+    grading: Grading = None,
     seed: Seed = 42,
     examples: Annotated[int, typer.Option("--examples", min=0, max=50, metavar="N", help="Prompts to show.")] = 1,
     as_json: Json = False,
@@ -55,7 +60,7 @@ def show(
     """Says what an environment is, and shows some of its prompts. Installs it if need be."""
     from sandmill.cli import environment
 
-    wanted = environment.Wanted.of(reference, option, seed=seed)
+    wanted = environment.Wanted.of(reference, option, grading=grading, seed=seed)
     raise typer.Exit(carried(lambda: environment.show(wanted, examples=examples, as_json=as_json)))
 
 
@@ -63,6 +68,7 @@ def show(
 def check(
     reference: Reference,
     option: Options = None,
+    grading: Grading = None,
     seed: Seed = 42,
     tasks: Annotated[
         int | None,
@@ -78,7 +84,14 @@ def check(
     from sandmill.cli import env_checking
 
     asked = env_checking.Asked(
-        target=reference, per_split=tasks, tasks=tuple(task or ()), times=times, cheats=cheats, options=tuple(option or ()), seed=seed
+        target=reference,
+        per_split=tasks,
+        tasks=tuple(task or ()),
+        times=times,
+        cheats=cheats,
+        options=tuple(option or ()),
+        grading=grading,
+        seed=seed,
     )
     raise typer.Exit(carried(lambda: env_checking.run(asked, as_json=as_json)))
 
@@ -90,13 +103,14 @@ def run(
     task: Annotated[str | None, typer.Option("--task", metavar="ID", help="The task. Default: the first of the training split.")] = None,
     expected: Annotated[bool, typer.Option("--expected", help="Grades the environment's own answer.")] = False,
     option: Options = None,
+    grading: Grading = None,
     seed: Seed = 42,
     as_json: Json = False,
 ) -> None:
     """Plays one task with a given answer and prints the verdict; without an answer, prints the prompt."""
     from sandmill.cli import environment
 
-    wanted = environment.Wanted.of(reference, option, seed=seed)
+    wanted = environment.Wanted.of(reference, option, grading=grading, seed=seed)
     raise typer.Exit(carried(lambda: environment.run(wanted, task, answer, expected=expected, as_json=as_json)))
 
 

@@ -10,6 +10,7 @@ import msgspec
 
 from sandmill.accounts.estimate import Estimate, Plan, estimate
 from sandmill.accounts.prices import RunPrices
+from sandmill.config.allowed import allowed
 from sandmill.config.manifest import Manifest
 from sandmill.config.quantities import parse_usd
 from sandmill.errors import SandmillError
@@ -109,11 +110,14 @@ def _plan(manifest: Manifest, seconds: float) -> Plan:
 
 def _evaluation_tasks(manifest: Manifest, reasons: list[Reason]) -> int | None:
     from sandmill.environments import registry
+    from sandmill.environments.access.access import access_of
     from sandmill.environments.check import refuse_failing
+    from sandmill.models.judging import EmbeddedJudge
 
     spec = manifest.spec
     try:
-        environment = registry.get(spec.environment.name, spec.environment)
+        access = access_of(spec.grading, spec.tools, lambda judge: EmbeddedJudge(judge.name, judge.uri or ""))
+        environment = registry.get(spec.environment.name, spec.environment, access=access)
         refuse_failing(environment, allow=spec.environment.allow_failing)
     except SandmillError as error:
         reasons.append(Reason(code=type(error).__name__, message=str(error)))
@@ -153,6 +157,7 @@ def _text(found: Preview) -> str:
     training = f"{found.training_episodes:,} episodes in {spec.parameters.steps} steps of {found.episodes_per_step}"
     evaluation = "unknown" if found.evaluation_episodes is None else f"{found.evaluation_episodes:,} episodes"
     lines += [f"training    {training}", f"evaluation  {evaluation}"]
+    lines += [inert(f"graders     may {what}") for what in allowed(spec)]
     if found.estimate is None:
         lines.append("time, cost  unknown: no earlier run here has measured a step of this kind")
     else:
@@ -160,7 +165,8 @@ def _text(found: Preview) -> str:
         lines.append(
             f"time        {duration(found.estimate.seconds)} of training at {found.seconds_per_step:.2f} s a step, as measured here"
         )
-        lines.append(f"cost        {dollars(found.estimate.total_microusd)} ({money})")
+        besides = "; what judges are asked comes on top" if spec.grading.judge else ""
+        lines.append(f"cost        {dollars(found.estimate.total_microusd)} ({money}){besides}")
     lines += [inert(f"would not start: {reason.message}") for reason in found.blocking_reasons]
     lines += [inert(f"note: {note}") for note in found.notes]
     return "\n".join([*lines, *([] if found.blocking_reasons else ["nothing would stop this run"])])

@@ -15,6 +15,7 @@ import msgspec
 from sandmill.cli.interrupts import WarmStartStopped
 from sandmill.cli.preview import notes, show_preview
 from sandmill.cli.progress import Display, json_line, listening
+from sandmill.config.allowed import allowed
 from sandmill.config.load import load_manifest, with_place
 from sandmill.errors import ConfigError
 from sandmill.reports.inert import inert
@@ -52,6 +53,8 @@ def run(asked: Asked, *, as_json: bool) -> int:
     """Trains and returns the exit code. Raises SandmillError."""
     manifest = load_manifest(asked.file, asked.overrides)
     target = asked.folder or (latest_run(asked.file) if asked.resume else new_run(asked.file))
+    if not as_json:
+        sys.stderr.write("".join(inert(f"graders may {what}") + "\n" for what in allowed(manifest.spec)))
     title = f"sandmill · {manifest.spec.environment.name} · {manifest.spec.model.uri} · {target}"
     go_on = resume_command(asked.file, target, asked.overrides)
 

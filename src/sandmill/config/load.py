@@ -14,7 +14,7 @@ import msgspec
 from sandmill.config.check import Checker, locate, nearest, printable
 from sandmill.config.document import MAX_BYTES, OPTION, Node, parse_document, parse_value, shortened
 from sandmill.config.hosts import parse_hosts
-from sandmill.config.manifest import EgressPolicy, EgressSection, Manifest, McpSection
+from sandmill.config.manifest import EgressPolicy, EgressSection, JudgeSection, Manifest, McpSection, Spec
 from sandmill.config.quantities import parse_bytes, parse_duration, parse_usd
 from sandmill.errors import ConfigError
 
@@ -32,6 +32,8 @@ _AMOUNTS: dict[str, Callable[[str], object]] = {
     "spec.maxCostUSD": parse_usd,
 }
 _SERVER_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,199}")
+_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,99}")
 _PATH_PART = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
 
@@ -159,6 +161,7 @@ def _consistent(manifest: Manifest, root: Node) -> Manifest:
         _check_egress(root, "spec.sandbox.network.egress", spec.sandbox.network.egress)
     for place, server in enumerate(spec.tools.mcp):
         _check_mcp(root, f"spec.tools.mcp[{place}]", server, [other.name for other in spec.tools.mcp[:place]])
+    _check_grading(root, spec)
     return msgspec.structs.replace(
         manifest,
         api_version=API_VERSIONS[manifest.api_version],
@@ -174,12 +177,66 @@ def _check_mcp(root: Node, place: str, server: McpSection, others: Sequence[str]
     if server.url is not None and not server.url.startswith(("http://", "https://")):
         raise _refusal(root, f"{place}.url", f"expected an http:// or https:// URL, found {server.url!a}")
     for key, text, parse in (("timeout", server.timeout, parse_duration), ("memory", server.memory, parse_bytes)):
-        try:
-            parse(text)
-        except ConfigError as error:
-            raise _refusal(root, f"{place}.{key}", error.message) from None
+        _check_text(root, f"{place}.{key}", text, parse)
     if server.network is not None:
         _check_egress(root, f"{place}.network.egress", server.network.egress)
+
+
+def _check_grading(root: Node, spec: Spec) -> None:
+    grading = spec.grading
+    if grading.network is not None:
+        _check_egress(root, "spec.grading.network.egress", grading.network.egress)
+    for place, judge in enumerate(grading.judge):
+        _check_judge(root, f"spec.grading.judge[{place}]", judge, [other.name for other in grading.judge[:place]])
+        if spec.max_cost_usd is not None and judge.url is not None and None in (judge.prices.input, judge.prices.output):
+            message = f"a cap cannot be held while the prices of judge {judge.name} are unknown: set them or drop the cap"
+            raise _refusal(root, "spec.maxCostUSD", message)
+    servers = tuple(server.name for server in spec.tools.mcp)
+    for place, name in enumerate(grading.mcp):
+        if not servers:
+            raise _refusal(root, f"spec.grading.mcp[{place}]", f"spec.tools.mcp has no server {shortened(repr(name))}; it has none at all")
+        _one_of(root, f"spec.grading.mcp[{place}]", name, servers)
+        if name in grading.mcp[:place]:
+            raise _refusal(root, f"spec.grading.mcp[{place}]", f"{name} is named twice")
+
+
+def _check_judge(root: Node, place: str, judge: JudgeSection, others: Sequence[str]) -> None:
+    if not _MODEL_NAME.fullmatch(judge.name) or judge.name in others:
+        raise _refusal(root, f"{place}.name", f"expected a name of its own of letters, digits and . _ : / @ -, found {judge.name!a}")
+    if (judge.url is None) == (judge.uri is None):
+        raise _refusal(root, f"{place}.url", "expected either a url or a uri")
+    if judge.url is not None and not judge.url.startswith(("http://", "https://")):
+        raise _refusal(root, f"{place}.url", f"expected an http:// or https:// URL, found {judge.url!a}")
+    for key, given in (
+        ("model", judge.model),
+        ("key", judge.key),
+        ("prices.input", judge.prices.input),
+        ("prices.output", judge.prices.output),
+    ):
+        if given is not None and judge.uri is not None:
+            raise _refusal(root, f"{place}.{key}", "belongs to an endpoint; a model that is served here has none")
+    if judge.key is not None and not _VARIABLE.fullmatch(judge.key):
+        raise _refusal(root, f"{place}.key", "expected the name of an environment variable such as JUDGE_API_KEY, never a key itself")
+    amounts: tuple[tuple[str, str | None, Callable[[str], object]], ...] = (
+        ("timeout", judge.timeout, parse_duration),
+        ("maxCostUSD", judge.max_cost_usd, parse_usd),
+        ("prices.input", judge.prices.input, parse_usd),
+        ("prices.output", judge.prices.output, parse_usd),
+    )
+    for key, text, parse in amounts:
+        if text is not None:
+            _check_text(root, f"{place}.{key}", text, parse)
+    if judge.max_cost_usd is not None and judge.url is not None and None in (judge.prices.input, judge.prices.output):
+        raise _refusal(
+            root, f"{place}.maxCostUSD", "cannot be held while a price of this judge is unknown: set prices.input and prices.output"
+        )
+
+
+def _check_text(root: Node, field: str, text: str, parse: Callable[[str], object]) -> None:
+    try:
+        parse(text)
+    except ConfigError as error:
+        raise _refusal(root, field, error.message) from None
 
 
 def _check_egress(root: Node, place: str, egress: EgressSection) -> None:

@@ -263,14 +263,55 @@ class ResourcesSection(Section, frozen=True):
     """Torch threads; null: as many as the machine has cores, at most 2 for models under 10M parameters."""
 
 
+class TokenPricesSection(Section, frozen=True):
+    """Of a judge, in USD per million tokens, as decimal strings; null means unknown, and unknown is never shown as zero."""
+
+    input: str | None = None
+    output: str | None = None
+
+
+class JudgeSection(Section, frozen=True):
+    """A model that graders may ask by `name`: an OpenAI-compatible endpoint (`url`), or one that is served here (`uri`).
+
+    The limits hold for all requests of one grading together.
+    """
+
+    name: str
+    """What graders ask for as `model`."""
+    url: str | None = None
+    """The endpoint's base: `https://api.example.org/v1`."""
+    model: str | None = None
+    """What the endpoint knows it as; null: as `name`."""
+    key: str | None = None
+    """The environment variable, of the process that trains, with the endpoint's key; null: it takes none."""
+    uri: str | None = None
+    """A model of one's own, written as in `spec.model.uri`, instead of an endpoint."""
+    max_requests: Positive = 16
+    max_tokens: Positive = 65_536
+    """Of prompts and replies."""
+    max_cost_usd: str | None = msgspec.field(name="maxCostUSD", default=None)
+    timeout: str = "60s"
+    """Waiting for replies."""
+    retries: NonNegative = 2
+    """Further attempts at a request that the endpoint could not answer just then."""
+    prices: TokenPricesSection = TokenPricesSection()
+
+
 class GradingSection(Section, frozen=True):
-    """How verdicts are made."""
+    """How verdicts are made, and what graders may use besides: nothing, unless it is named here."""
 
     max_parallel: Positive = 8
+    """Requests to a judge at once."""
     timeout: str = "30s"
     retries: NonNegative = 1
+    """Further gradings of what an agent left, after one that broke, and further attempts at an episode that broke before."""
     max_consecutive_failures: Positive = 64
     """A run stops when this many episodes in a row end in InfrastructureFailure."""
+    network: NetworkSection | None = None
+    """What the sandbox that graders run in may reach; null: nothing."""
+    judge: tuple[JudgeSection, ...] = ()
+    mcp: tuple[str, ...] = ()
+    """Names of servers in `spec.tools.mcp`."""
 
 
 class CheckpointSection(Section, frozen=True):

@@ -15,7 +15,9 @@ from typing import Final
 
 import msgspec
 
+from sandmill.config.check import printable
 from sandmill.config.manifest import EnvironmentSection
+from sandmill.environments.access.access import NOTHING, Access
 from sandmill.environments.confusion import confused
 from sandmill.environments.demonstration import Demonstration
 from sandmill.environments.drawing import Drawn, draw
@@ -162,7 +164,9 @@ class DialogueEnvironment(ForeignEnvironment):
     async def interact(self, task: Task, seed: int) -> ForeignInteraction:
         """See `Interactive`."""
         session, release = await self.seats.session()
-        return await ForeignInteraction.begin(session, self.row(task), seed, self.offer.tools, release, self.ending)
+        begun = await ForeignInteraction.begin(session, self.row(task), seed, self.offer.tools, release, self.ending)
+        begun.finishes_again = self.description.finishes_again
+        return begun
 
     async def grade(self, task: Task, submission: Submission, artifacts: Artifacts) -> Verdict:
         """What the episode's own process made of it at its end; an answer without an episode is the only thing said in one."""
@@ -190,41 +194,45 @@ class DialogueEnvironment(ForeignEnvironment):
         await super().close()
 
 
-def load(reference: str, section: EnvironmentSection, report: Report = lambda line: None, *, fit: bool = False) -> ForeignEnvironment:
-    """Installs what `reference` names, unless it is installed, loads it and draws its splits.
+def load(
+    reference: str, section: EnvironmentSection, report: Report = lambda line: None, *, fit: bool = False, access: Access = NOTHING
+) -> ForeignEnvironment:
+    """Installs what `reference` names, unless it is installed, loads it and draws its splits. `access`: what its graders may use.
 
     `fit`: with fewer tasks than the section asks for where there are fewer; otherwise that is refused.
     Raises ConfigError (an option, a row), UnknownEnvironment, EnvironmentFailed (with the package's own reason), SandboxError.
     """
-    return block_on(opened(reference, section, report, fit=fit))
+    return block_on(opened(reference, section, report, fit=fit, access=access))
 
 
 async def opened(
-    reference: str, section: EnvironmentSection, report: Report = lambda line: None, *, fit: bool = False
+    reference: str, section: EnvironmentSection, report: Report = lambda line: None, *, fit: bool = False, access: Access = NOTHING
 ) -> ForeignEnvironment:
     """`load`, for those who are on a loop."""
-    return await hop(_load(plan(reference, section), section, report, fit))
+    return await hop(_load(plan(reference, section), section, report, fit, access))
 
 
-async def _load(plan: Plan, section: EnvironmentSection, report: Report, fit: bool) -> ForeignEnvironment:
-    installed, service = await _opened(plan, report)
+async def _load(plan: Plan, section: EnvironmentSection, report: Report, fit: bool, access: Access) -> ForeignEnvironment:
+    if plan.remote and access.anything:
+        raise ConfigError(f"the graders of {plan.reference} run on a server of your own, which uses what you let it", field="spec.grading")
+    installed, service = await _opened(plan, report, access)
     try:
-        return await _drawn(plan, section, installed, service, fit)
+        return await _drawn(plan, section, installed, service, fit, access)
     except BaseException:
         await service.close()
         installed.use.release()
         raise
 
 
-async def _opened(plan: Plan, report: Report) -> tuple[Installed, AskedService]:
+async def _opened(plan: Plan, report: Report, access: Access) -> tuple[Installed, AskedService]:
     if plan.remote:
         from sandmill.environments.formats.openenv_remote import RemoteService
 
         return await install(plan.package, report), RemoteService(plan.remote, plan.load)
-    return await open_package(plan.package, lambda installed: _launch(plan, installed), plan.name, plan.reference, report)
+    return await open_package(plan.package, lambda installed: _launch(plan, installed, access), plan.name, plan.reference, report)
 
 
-def _launch(plan: Plan, installed: Installed) -> Launch:
+def _launch(plan: Plan, installed: Installed, access: Access) -> Launch:
     return Launch(
         adapter=plan.adapter,
         beside=plan.beside,
@@ -233,10 +241,13 @@ def _launch(plan: Plan, installed: Installed) -> Launch:
         python=PYTHON,
         memory=plan.common.memory,
         cpu=CPU if isinstance(plan.common.cpu, msgspec.UnsetType) else plan.common.cpu,
+        access=access,
     )
 
 
-async def _drawn(plan: Plan, section: EnvironmentSection, installed: Installed, service: AskedService, fit: bool) -> ForeignEnvironment:
+async def _drawn(
+    plan: Plan, section: EnvironmentSection, installed: Installed, service: AskedService, fit: bool, access: Access
+) -> ForeignEnvironment:
     try:
         worker = await service.worker()
 
@@ -246,6 +257,7 @@ async def _drawn(plan: Plan, section: EnvironmentSection, installed: Installed, 
         splits = await draw(worker.description, section, fetch, plan.source, allow_answers=plan.common.allow_answers_in_prompts, fit=fit)
     except (GraderFailed, TimeoutError) as error:
         raise not_loaded(plan.name, error) from error
+    _check_uses(plan, worker.description, access)
     return _kind(worker.description)(plan, installed, worker.description, service, splits)
 
 
@@ -255,6 +267,16 @@ def _kind(description: Description) -> type[ForeignEnvironment]:
     if description.multi_turn or description.tools:
         return foreign_groups.DialoguesTogether if description.grouped else DialogueEnvironment
     return foreign_groups.RepliesTogether if description.grouped else ForeignEnvironment
+
+
+def _check_uses(plan: Plan, description: Description, access: Access) -> None:
+    """Raises ConfigError for what its graders cannot do without, and were not given."""
+    lacking = access.lacks(description.uses)
+    if lacking is not None:
+        kind = lacking.partition(":")[0]
+        field = f"spec.grading.{kind if kind in ('network', 'judge', 'mcp') else 'judge'}"
+        said = f"use {printable(lacking)[:100]}, which they are not given; name it there (sandmill env: --grading FILE)"
+        raise ConfigError(f"the graders of {plan.name} {said}", field=field)
 
 
 def _base(plan: Plan, installed: Installed) -> hashlib._Hash:

@@ -16,6 +16,7 @@ import msgspec
 
 from sandmill.environments.interaction import Reaction
 from sandmill.environments.packages.asked import AskedSession
+from sandmill.environments.packages.loaded import Raised
 from sandmill.environments.packages.protocol import Message as Said
 from sandmill.environments.packages.protocol import Opened, Score, Step
 from sandmill.environments.task import Message, Role, Submission
@@ -40,6 +41,9 @@ class Ending(msgspec.Struct, frozen=True):
 
 class ForeignInteraction:
     """See `Interaction`. `release` gives the session's place back; `ending` is how its end is asked for."""
+
+    finishes_again = False
+    """See `finishes_again`."""
 
     def __init__(self, session: AskedSession, opening: tuple[Message, ...], release: Callable[[], None], ending: Ending) -> None:
         self.opening = opening
@@ -87,7 +91,8 @@ class ForeignInteraction:
         return _reaction(await self._ask("reply", {"text": _sound(text)}, Step))
 
     async def finish(self, submission: Submission) -> bytes:
-        """What the package says to the end: a score, as `score_of` reads it, unless `ending` is another."""
+        """What the package says to the end: a score, as `score_of` reads it, unless `ending` is another. Where it raised, the episode is
+        still there."""
         said = [
             {
                 "role": str(message.role),
@@ -119,15 +124,18 @@ class ForeignInteraction:
             await asyncio.wait({self._running})
         if self._broken is not None:
             raise self._broken
-        self._running = task = asyncio.ensure_future(self._noted(self._session.call(method, params, kind, timeout_s=ANSWER_S)))
+        self._running = task = asyncio.ensure_future(
+            self._noted(self._session.call(method, params, kind, timeout_s=ANSWER_S), last=method == "finish")
+        )
         found: M = await asyncio.shield(task)
         return found
 
-    async def _noted(self, work: Coroutine[Any, Any, M]) -> M:
+    async def _noted(self, work: Coroutine[Any, Any, M], *, last: bool) -> M:
         try:
             return await work
         except Exception as error:
-            self._broken = error
+            if not (last and isinstance(error, Raised)):
+                self._broken = error
             raise
 
 

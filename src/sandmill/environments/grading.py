@@ -13,6 +13,9 @@ from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
+import msgspec
+
+from sandmill.environments.access.meter import Meter, metered
 from sandmill.environments.environment import Artifacts, Environment
 from sandmill.environments.handover import GradesGroups, GradesSandboxes
 from sandmill.environments.health import GraderHealth
@@ -25,6 +28,7 @@ __all__ = ["GraderHealth", "LimitedGrading", "grade_episode", "grade_group"]
 
 R = TypeVar("R")
 KILL_TIMEOUT_S = 10.0
+_GRADERS = (Boundary.GRADER, Boundary.JUDGE, Boundary.MCP)
 CANCEL_GRACE_S = 1.0
 """How long a cancelled grader may take to end; after that it is left behind and no longer waited for."""
 LARGEST_ARTIFACTS_BYTES = 64 << 20
@@ -45,11 +49,44 @@ async def grade_episode(
     *,
     timeout_s: float = 30.0,
     health: GraderHealth | None = None,
+    retries: int = 0,
+    meter: Meter | None = None,
 ) -> Verdict:
     """Grades one episode. `sandbox` is the agent's, or None when it never ran a command (then its files are the task's own).
 
-    `timeout_s` bounds `collect` and `grade` each. Raises only IsolationUnavailable, which ends the run, and cancellation.
+    `timeout_s` bounds `collect` and `grade` each. A grading that breaks is tried again, `retries` times, on what the agent left: the
+    episode need not be repeated for it, and where that did not help, that would not either. `meter` notes what graders ask outside.
+    Raises only IsolationUnavailable, which ends the run, and cancellation.
     """
+    meter, called = meter or Meter(), False
+    with metered(meter):
+        for left in range(retries, -1, -1):
+            meter.begin()
+            meter.gradings += 1
+            verdict, reached = await _grading(environment, task, submission, sandbox, timeout_s)
+            called = called or reached
+            if meter.failure is not None:  # whatever the grader made of it
+                verdict = meter.failure
+            if not left or meter.lasting is not None or not _again(verdict):
+                break
+    if retries and meter.lasting is None and isinstance(verdict, InfrastructureFailure) and verdict.boundary in _GRADERS:
+        verdict = msgspec.structs.replace(verdict, retryable=False)
+    if health is not None:
+        health.record(verdict, called=called)
+    return verdict
+
+
+def _again(verdict: Verdict) -> bool:
+    """Whether another grading may come to something. A grader that raised may have raised for what has passed."""
+    if not isinstance(verdict, InfrastructureFailure):
+        return False
+    return verdict.boundary is Boundary.GRADER or (verdict.retryable and verdict.boundary in (*_GRADERS, Boundary.EXEC))
+
+
+async def _grading(
+    environment: Environment, task: Task, submission: Submission, sandbox: Sandbox | None, timeout_s: float
+) -> tuple[Verdict, bool]:
+    """One grading, and whether the grader was reached at all."""
     called = False
     try:
         if isinstance(environment, GradesSandboxes):
@@ -67,33 +104,55 @@ async def grade_episode(
         raise
     except Exception as error:  # noqa: BLE001 - the one place where a grader's failure is recorded
         verdict = _grader_failure(error)
-    if health is not None:
-        health.record(verdict, called=called)
-    return verdict
+    return verdict, called
 
 
 async def grade_group(
-    environment: Environment, task: Task, submissions: Sequence[Submission], *, timeout_s: float, health: GraderHealth | None = None
+    environment: Environment,
+    task: Task,
+    submissions: Sequence[Submission],
+    *,
+    timeout_s: float,
+    health: GraderHealth | None = None,
+    retries: int = 0,
+    meter: Meter | None = None,
 ) -> tuple[Verdict, ...]:
     """Grades the episodes of one task together, within `timeout_s` for each of them; what breaks the grading leaves all without a reward.
 
+    A grading that breaks for a passing reason is tried again, `retries` times. `meter` notes what the grader asks outside.
     Raises only IsolationUnavailable, which ends the run, and cancellation.
     """
+    meter, called = meter or Meter(), False
+    with metered(meter):
+        for left in range(retries, -1, -1):
+            meter.begin()
+            meter.gradings += 1
+            verdicts, reached = await _group_grading(environment, task, submissions, timeout_s)
+            called = called or reached
+            if meter.failure is not None:  # whatever the grader made of it
+                verdicts = (meter.failure,) * len(submissions)
+            if not left or not any(isinstance(one, InfrastructureFailure) and one.retryable for one in verdicts):
+                break
+    if health is not None:
+        for verdict in verdicts:
+            health.record(verdict, called=called)
+    return verdicts
+
+
+async def _group_grading(
+    environment: Environment, task: Task, submissions: Sequence[Submission], timeout_s: float
+) -> tuple[tuple[Verdict, ...], bool]:
     assert isinstance(environment, GradesGroups)
     called = False
     try:
         async with _turn(environment):
             called = True
             returned = await _bounded(environment.grade_group(task, submissions), timeout_s * len(submissions), "the grader")
-        verdicts = tuple(with_limit(sound_verdict(one), submission) for one, submission in zip(returned, submissions, strict=True))
+        return tuple(with_limit(sound_verdict(one), submission) for one, submission in zip(returned, submissions, strict=True)), called
     except IsolationUnavailable:
         raise
     except Exception as error:  # noqa: BLE001 - the one place where a group's failure is recorded
-        verdicts = (_grader_failure(error),) * len(submissions)
-    if health is not None:
-        for verdict in verdicts:
-            health.record(verdict, called=called)
-    return verdicts
+        return (_grader_failure(error),) * len(submissions), called
 
 
 async def _graded(

@@ -85,6 +85,11 @@ def episode_turn(environment: Environment) -> AbstractAsyncContextManager[object
     return environment.episode_turn() if isinstance(environment, LimitedEpisodes) else contextlib.nullcontext()
 
 
+def finishes_again(interaction: Interaction) -> bool:
+    """Whether `finish` may be called once more on an episode that it has scored or failed to score."""
+    return bool(getattr(interaction, "finishes_again", False))
+
+
 def offer_of(environment: Environment) -> Offer:
     """The environment's own offer, or bash."""
     return cast("Interactive", environment).offer if hasattr(environment, "offer") else Offer()

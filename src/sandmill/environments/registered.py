@@ -20,6 +20,7 @@ import msgspec
 
 from sandmill.config.manifest import EnvironmentSection
 from sandmill.environments import foreign
+from sandmill.environments.access.access import NOTHING, Access
 from sandmill.environments.foreign import ForeignEnvironment
 from sandmill.environments.formats import FORMATS, MACHINES, plan
 from sandmill.environments.packages.install import Report
@@ -98,7 +99,9 @@ def forget(text: str) -> bool:
     return True
 
 
-def load(entry: Registered, section: EnvironmentSection, report: Report = lambda line: None, *, fit: bool = False) -> ForeignEnvironment:
+def load(
+    entry: Registered, section: EnvironmentSection, report: Report = lambda line: None, *, fit: bool = False, access: Access = NOTHING
+) -> ForeignEnvironment:
     """The environment as it was added. Raises ConfigError for options, which are part of it, EnvironmentFailed."""
     text = f"{entry.name}@{entry.version}"
     if section.options:
@@ -106,7 +109,7 @@ def load(entry: Registered, section: EnvironmentSection, report: Report = lambda
             f"the options of {text} belong to its version; add it with others under another", field="spec.environment.options"
         )
     inner = msgspec.structs.replace(section, name=entry.reference, options=entry.options)
-    environment = foreign.load(entry.reference, inner, report, fit=fit)
+    environment = foreign.load(entry.reference, inner, report, fit=fit, access=access)
     if _content(entry.reference, entry.options, environment) != entry.digest:
         block_on(environment.close())
         raise EnvironmentFailed(f"{text} is no longer what was added: {entry.reference} has changed; add it under another version")

@@ -23,6 +23,7 @@ from sandmill.environments.splits import LEFT_OUT, check_splits
 from sandmill.errors import ConfigError, EnvironmentFailed, SandmillError, UnknownEnvironment
 
 if TYPE_CHECKING:
+    from sandmill.environments.access.access import Access
     from sandmill.environments.environment import Environment
     from sandmill.environments.packages.install import Report
 
@@ -39,8 +40,12 @@ BUILTIN: Mapping[str, Callable[[EnvironmentSection], Environment]] = {"shell@1.0
 """Reference -> factory."""
 
 
-def get(reference: str, section: EnvironmentSection | None = None, report: Report = lambda line: None) -> Environment:
+def get(
+    reference: str, section: EnvironmentSection | None = None, report: Report = lambda line: None, access: Access | None = None
+) -> Environment:
     """The environment that `reference` names, made from `section` (defaults where None), checked and safe to grade with.
+
+    `access`: what its graders may use besides; None: nothing.
 
     A built-in one grades in this process, one of another format in its sandbox, a user's own in child processes (see `isolation`).
     `report` is told in words what is installed and loaded.
@@ -48,7 +53,7 @@ def get(reference: str, section: EnvironmentSection | None = None, report: Repor
     EnvironmentFailed (the user's module raised while it was loaded).
     """
     section = section if section is not None else EnvironmentSection(name=reference)
-    environment = load(reference, section, report)
+    environment = load(reference, section, report, access)
     check_splits(environment.splits, f"{environment.name}@{environment.version}")
     if not _is_own(reference):
         return environment
@@ -57,8 +62,12 @@ def get(reference: str, section: EnvironmentSection | None = None, report: Repor
     return isolated(environment, reference, section)
 
 
-def load(reference: str, section: EnvironmentSection, report: Report = lambda line: None) -> Environment:
+def load(reference: str, section: EnvironmentSection, report: Report = lambda line: None, access: Access | None = None) -> Environment:
     """As `get`, without the check of its tasks and with its grader in this process."""
+    if access is not None and access.anything and (is_machines(reference) or _is_own(reference) or reference in BUILTIN):
+        raise ConfigError(
+            f"the graders of {reference} do not run in a package's sandbox, where alone they can be given something", field="spec.grading"
+        )
     if is_machines(reference):
         return machines(reference, section, report)
     if section.leave_out and (_is_own(reference) or reference in BUILTIN):
@@ -67,15 +76,17 @@ def load(reference: str, section: EnvironmentSection, report: Report = lambda li
         return _own(reference, section)
     if reference in BUILTIN:
         return BUILTIN[reference](section)
+    from sandmill.environments.access.access import Access
+
     if is_foreign(reference):
         from sandmill.environments import foreign
 
-        return foreign.load(reference, section, report)
+        return foreign.load(reference, section, report, access=access or Access())
     from sandmill.environments import registered
 
     entry = registered.find(reference)
     if entry is not None:
-        return registered.load(entry, section, report)
+        return registered.load(entry, section, report, access=access or Access())
     raise UnknownEnvironment(_unknown(reference, [f"{one.name}@{one.version}" for one in registered.registered()]))
 
 

@@ -103,6 +103,10 @@ class Boundary(enum.StrEnum):
     ENVIRONMENT = "environment"
     """The environment's own part of the dialogue: its tools, its replies."""
     GRADER = "grader"
+    JUDGE = "judge"
+    """A model that the grader asked."""
+    MCP = "mcp"
+    """A server of tools that the grader asked."""
     DISK = "disk"
 
 

@@ -204,7 +204,7 @@ def _costs(folder: Path, rows: Rows) -> tuple[CostLine, ...]:
     try:
         for row in read_ledger(folder / "ledger.jsonl"):
             sums[row.activity.value] = sums.get(row.activity.value, Spend()).plus(row)
-            failed[row.activity.value] += row.outcome == "infrastructure-failure"
+            failed[row.activity.value] += row.outcome in ("infrastructure-failure", "failed", "refused")
     except FileNotFoundError:
         return ()
     except (RunIncompatible, OSError):

@@ -9,6 +9,7 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
+from sandmill.config.allowed import allowed
 from sandmill.reports.breakdown import STEP_LABELS, shares, total_seconds
 from sandmill.reports.console import PlainConsole
 from sandmill.reports.inert import inert
@@ -146,6 +147,8 @@ def _figures(record: RunRecord, summary: Summary) -> list[str]:
     failed = f", {summary.failures} episodes failed for reasons of the infrastructure (in no rate)" if summary.failures else ""
     memory = f", peak memory {size(summary.peak_rss_bytes)}" if summary.peak_rss_bytes else ""
     lines.append(f"cost    {dollars(summary.cost_microusd)}{memory}{failed}")
+    if record.manifest is not None:
+        lines += [inert(f"graders could {what}", limit=400) for what in allowed(record.manifest.spec)]
     if summary.warnings:
         lines.append(f"notes   {summary.warnings} warnings, see the report")
     if summary.unreadable_rows:

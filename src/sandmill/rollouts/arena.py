@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from sandmill.environments.environment import Environment
 from sandmill.environments.grading import GraderHealth
+from sandmill.errors import EnvironmentFailed
 from sandmill.models.chat import Dialogue
 from sandmill.models.model import Model
 from sandmill.sandboxes import Pool, Sandbox, SandboxSpec
@@ -98,3 +99,8 @@ class Arena:
     seed: int
     health: GraderHealth
     origin: float = field(default_factory=time.perf_counter)
+
+    def check_grader(self) -> None:
+        """Raises EnvironmentFailed when the grader is broken: the rest of a step would only be thrown away."""
+        if broken := self.health.broken():
+            raise EnvironmentFailed(f"{broken}; mend it and go on with --resume")

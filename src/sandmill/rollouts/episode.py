@@ -16,9 +16,10 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 
 import msgspec
 
+from sandmill.environments.access.meter import Meter, metered
 from sandmill.environments.grading import grade_episode
 from sandmill.environments.handover import ChoosesSandboxes, GoesOn, GradesGroups, LimitsAgents
-from sandmill.environments.interaction import Interaction, Reaction, episode_turn, interactive, offer_of
+from sandmill.environments.interaction import Interaction, Reaction, episode_turn, finishes_again, interactive, offer_of
 from sandmill.environments.task import (
     Boundary,
     Command,
@@ -119,6 +120,7 @@ class _Attempt:
         self.offer = offer_of(arena.environment)
         self.interaction: Interaction | None = None
         self.clock = asyncio.timeout(None)
+        self.meter = Meter()
 
     async def play(self, session: Session) -> None:
         """The agent's turns, under the episode's wall-clock limit."""
@@ -314,10 +316,8 @@ class _Attempt:
         """The verdict on what the agent left, after its processes are dead; what there is to grade, where whole groups are graded."""
         submission = Submission(answer=self.answer, commands=tuple(self.commands), limit=self.limit, messages=tuple(self.messages))
         if self.interaction is not None:
-            patience_s = self.arena.limits.grading_timeout_s
             with self.timeline.span(Stage.GRADING):
-                async with _environment_boundary(patience_s, Boundary.GRADER):
-                    submission = msgspec.structs.replace(submission, record=await self.interaction.finish(submission))
+                submission = msgspec.structs.replace(submission, record=await self._finished(self.interaction, submission))
         if isinstance(self.arena.environment, GradesGroups):
             return submission
         with self.timeline.span(Stage.GRADING), _boundary(Boundary.GRADER):
@@ -328,7 +328,34 @@ class _Attempt:
                 self.sandbox,
                 timeout_s=self.arena.limits.grading_timeout_s,
                 health=self.arena.health,
+                retries=self.arena.limits.retries,
+                meter=self.meter,
             )
+
+    async def _finished(self, interaction: Interaction, submission: Submission) -> bytes:
+        """What the environment's side makes of its episode. Where something that it asked broke, it scores the same episode again."""
+        broke, patience_s = None, self.arena.limits.grading_timeout_s
+        retries = self.arena.limits.retries if finishes_again(interaction) else 0
+        for left in range(retries, -1, -1):
+            self.meter.begin()
+            try:
+                async with _environment_boundary(patience_s, Boundary.GRADER):
+                    record = await interaction.finish(submission)
+            except _Broken as error:
+                broke = error
+            failed = self.meter.failure
+            if failed is None and broke is None:
+                return record
+            if failed is None or self.meter.lasting is not None or not (failed.retryable and left):
+                break
+            broke, self.meter.gradings = None, self.meter.gradings + 1
+        if failed is None:
+            assert broke is not None
+            failed = broke.failure
+        elif retries and self.meter.lasting is None:
+            failed = msgspec.structs.replace(failed, retryable=False)
+        self.arena.health.record(failed, called=True)
+        raise _Broken(failed) from broke
 
     async def leave(self) -> None:
         """Ends the environment's side, whatever it says to that: the verdict stands."""
@@ -358,6 +385,7 @@ class Ungraded:
     def __init__(self, state: _Attempt, place: Place, submission: Submission) -> None:
         self.submission = submission
         self.timeline = state.timeline
+        self.meter = state.meter
         self._state = state
         self._place = place
 
@@ -376,7 +404,8 @@ async def attempt(arena: Arena, task: Task, place: Place, sampling: Sampling) ->
         with state.timeline.span(Stage.QUEUE):
             await held.enter_async_context(episode_turn(arena.environment))
             session = await arena.model.session(seed=derive(arena.seed, "episode", place.group, place.index, place.attempt))
-        ended = await _played(state, session)
+        with metered(state.meter):
+            ended = await _played(state, session)
     return Ungraded(state, place, ended) if isinstance(ended, Submission) else _episode(state, place, ended)
 
 
@@ -388,6 +417,8 @@ def _episode(state: _Attempt, place: Place, verdict: Verdict) -> Episode:
         trajectory=state.trajectory(),
         verdict=verdict,
         attempt=place.attempt,
+        gradings=state.meter.gradings,
+        judge_calls=tuple(state.meter.calls),
     )
 
 
@@ -398,7 +429,8 @@ async def _played(state: _Attempt, session: Session) -> Verdict | Submission:
         await session.close()
         return await state.judge()
     except _Broken as broke:
-        return broke.failure
+        asked = state.meter.failure  # what the environment asked broke before it did
+        return broke.failure if asked is None or asked.boundary is broke.failure.boundary else asked
     finally:
         await asyncio.shield(session.close())
         if state.sandbox is not None:

@@ -84,6 +84,7 @@ async def _with_retries(arena: Arena, task: Task, place: Place, sampling: Sampli
             return episode
         watch(episode)
         breaker.record(episode)
+        arena.check_grader()
         if not (isinstance(episode.verdict, InfrastructureFailure) and episode.verdict.retryable):
             break
     return episode

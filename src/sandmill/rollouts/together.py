@@ -62,13 +62,19 @@ class Together:
             _log.warning("group %s is graded without members %s", ascii(self._group), ascii("; ".join(self._lost)))
         limits = self._arena.limits
         indices = sorted(self._ended)
-        submissions = [self._ended[index].submission for index in indices]
-        for _ in range(limits.retries + 1):
-            verdicts = await grade_group(
-                self._arena.environment, self._task, submissions, timeout_s=limits.grading_timeout_s, health=self._arena.health
-            )
-            if not any(isinstance(one, InfrastructureFailure) and one.retryable for one in verdicts):
-                break
+        members = [self._ended[index] for index in indices]
+        meter = members[0].meter  # what the grader of all asks outside stands in the first one's record
+        verdicts = await grade_group(
+            self._arena.environment,
+            self._task,
+            [one.submission for one in members],
+            timeout_s=limits.grading_timeout_s,
+            health=self._arena.health,
+            retries=limits.retries,
+            meter=meter,
+        )
+        for one in members[1:]:
+            one.meter.gradings = meter.gradings
         self._verdicts = dict(zip(indices, verdicts, strict=True))
         self._graded.set()
 

@@ -6,6 +6,7 @@ import enum
 
 import msgspec
 
+from sandmill.environments.access.meter import JudgeCall
 from sandmill.environments.task import Command, Limit, Verdict, reward_of
 from sandmill.models.model import StopReason
 
@@ -82,6 +83,10 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verdict
     cost_microusd: int = 0
     attempt: int = 0
+    gradings: int = 0
+    """How often what the agent left was graded: more than once where a grading broke. 0: it never came to that."""
+    judge_calls: tuple[JudgeCall, ...] = ()
+    """What graders asked of judges, of gradings that broke, too."""
     schema_version: int = SCHEMA_VERSION
 
     @property

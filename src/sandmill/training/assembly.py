@@ -18,6 +18,7 @@ import msgspec
 from sandmill.config.manifest import Manifest, Spec
 from sandmill.config.quantities import parse_bytes, parse_duration
 from sandmill.environments import registry
+from sandmill.environments.access.access import access_of
 from sandmill.environments.check import refuse_failing
 from sandmill.environments.environment import Environment
 from sandmill.environments.grading import GraderHealth
@@ -28,6 +29,7 @@ from sandmill.environments.packages.install import Report
 from sandmill.errors import ConfigError
 from sandmill.models.chat import Dialogue, dialogue_for
 from sandmill.models.engines.torch import TorchEngine
+from sandmill.models.judging import EmbeddedJudge
 from sandmill.models.loading import LoadedModel
 from sandmill.models.lora_policy import LoraPolicy
 from sandmill.models.model import Sampling
@@ -59,7 +61,8 @@ def resolve_environment(spec: Spec, report: Report = lambda line: None) -> Envir
 
     Raises ConfigError, UnknownEnvironment, EnvironmentFailed.
     """
-    environment = registry.get(spec.environment.name, spec.environment, report)
+    access = access_of(spec.grading, spec.tools, EmbeddedJudge.of)
+    environment = registry.get(spec.environment.name, spec.environment, report, access)
     for split in ("train", *spec.evaluation.splits):
         if split not in environment.splits:
             known = ", ".join(environment.splits)
@@ -153,5 +156,5 @@ async def _arena(spec: Spec, environment: Environment, engine: TorchEngine, dial
         limits=limits,
         max_in_flight=spec.resources.max_in_flight,
         seed=spec.parameters.seed,
-        health=GraderHealth(),
+        health=GraderHealth(spec.grading.max_consecutive_failures),
     )

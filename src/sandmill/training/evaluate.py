@@ -51,4 +51,5 @@ def evaluate_split(run: Run, split: str, phase: EvaluationPhase, *, greedy: bool
         policy_version=run.learner.version,
     )
     run.recorder.evaluation(groups, row)
+    run.check_graders()
     return row

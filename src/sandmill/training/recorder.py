@@ -17,7 +17,7 @@ from sandmill.rollouts.trajectory import Episode, Group
 from sandmill.store import RunFolder, Stream
 from sandmill.training.batch import step_advantages
 from sandmill.training.learner import StepStats
-from sandmill.training.summaries import episode_finished, ledger_row, step_finished
+from sandmill.training.summaries import episode_finished, judge_rows, ledger_row, step_finished
 
 
 class Recorder:
@@ -54,9 +54,10 @@ class Recorder:
         done: set[tuple[str, int]] = set()
 
         def seen(episode: Episode) -> None:
-            self._enter(
-                ledger_row(episode, run=self.folder.path.name, activity=activity, step=step, start=self._start, prices=self._prices)
-            )
+            name = self.folder.path.name
+            self._enter(ledger_row(episode, run=name, activity=activity, step=step, start=self._start, prices=self._prices))
+            for row in judge_rows(episode, run=name, step=step, start=self._start):
+                self._enter(row)
             done.add((episode.group, episode.index))
             self.listener.on_event(episode_finished(episode))
             self.listener.on_event(InFlight(count=total - len(done)))

@@ -20,7 +20,7 @@ from sandmill.accounts.ledger import read_ledger
 from sandmill.accounts.prices import RunPrices
 from sandmill.config.manifest import Manifest
 from sandmill.environments.environment import Environment
-from sandmill.errors import ConfigError, EnvironmentFailed, ModelError
+from sandmill.errors import ConfigError, ModelError
 from sandmill.models.loading import LoadedModel
 from sandmill.rollouts.events import CheckpointSaved, Listener, RunStage, RunSummary, StageChanged
 from sandmill.rollouts.group import Breaker
@@ -53,7 +53,7 @@ class Run:
     saved_step: int | None
     costliest_step_microusd: int = field(default=0)
     _spent_before: int = field(default=0)
-    _alarmed: bool = field(default=False)
+    _alarmed: set[str] = field(default_factory=set)
 
     def must_stop(self) -> bool:
         """Whether a person asked to stop, or the next step could exceed the cost cap."""
@@ -72,13 +72,12 @@ class Run:
         return False
 
     def check_graders(self) -> None:
-        """Raises EnvironmentFailed when the grader is broken; warns, once, when all it ever said was zero."""
-        if broken := self.parts.arena.health.broken():
-            raise EnvironmentFailed(f"{broken}; mend it and go on with --resume")
-        alarm = self.parts.arena.health.alarm()
-        if alarm and not self._alarmed:
-            self.recorder.warn(alarm, step=self.step)
-        self._alarmed = self._alarmed or alarm is not None
+        """Raises EnvironmentFailed when the grader is broken; warns, once each, when all it ever said was zero and when it often failed."""
+        self.parts.arena.check_grader()
+        for about, sentence in self.parts.arena.health.alarms().items():
+            if about not in self._alarmed:
+                self.recorder.warn(sentence, step=self.step)
+                self._alarmed.add(about)
 
     def save(self, *, if_due: bool) -> None:
         """Writes a checkpoint of the present step, unless there is one or (with `if_due`) the step is not a multiple of `every`."""

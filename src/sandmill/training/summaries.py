@@ -63,6 +63,28 @@ def ledger_row(episode: Episode, *, run: str, activity: Activity, step: int, sta
     )
 
 
+def judge_rows(episode: Episode, *, run: str, step: int, start: int) -> list[LedgerRow]:
+    """A row for each request to a judge of one attempt's gradings."""
+    return [
+        LedgerRow(
+            run=run,
+            activity=Activity.JUDGE,
+            step=step,
+            group=episode.group,
+            index=episode.index,
+            attempt=episode.attempt,
+            start=start,
+            outcome=call.outcome,
+            judge=call.judge,
+            latency_s=call.seconds,
+            tokens_in=call.tokens_in,
+            tokens_out=call.tokens_out,
+            cost_microusd=call.cost_microusd,
+        )
+        for call in episode.judge_calls
+    ]
+
+
 def episode_finished(episode: Episode) -> EpisodeFinished:
     """What a listener is told of one attempt."""
     verdict = episode.verdict

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -11,8 +10,9 @@ import msgspec
 
 from sandmill.config.manifest import McpSection
 from sandmill.environments.environment import DIALOGUE, OPTIONAL, Environment, with_optional
-from sandmill.environments.interaction import Interaction, Reaction, interactive, offer_of
-from sandmill.environments.mcp.server import Connection, McpServer
+from sandmill.environments.interaction import Interaction, Reaction, finishes_again, interactive, offer_of
+from sandmill.environments.mcp.connections import Connections, Held
+from sandmill.environments.mcp.server import McpServer
 from sandmill.environments.task import Message, Submission, Task
 from sandmill.environments.tools import Tool
 from sandmill.environments.wrapped import WrappedEnvironment
@@ -24,11 +24,10 @@ class EquippedEnvironment(WrappedEnvironment):
 
     def __init__(self, environment: Environment, servers: Mapping[str, McpServer], tools: Sequence[tuple[str, Tool]]) -> None:
         super().__init__(environment)
-        self._servers = servers
+        self.connections = Connections(servers)
         self._owners = {tool.name: owner for owner, tool in tools}
         own = offer_of(environment)
         self.offer = msgspec.structs.replace(own, tools=(*own.tools, *(tool for _, tool in tools)))
-        self._shared: dict[str, asyncio.Task[Connection]] = {}
         definitions = json.dumps([tool.definition() for _, tool in tools])
         self._digest = hashlib.sha256(f"{environment.digest}\n{definitions}".encode()).hexdigest()
 
@@ -45,25 +44,9 @@ class EquippedEnvironment(WrappedEnvironment):
         """The server of a tool; None for the environment's own."""
         return self._owners.get(tool)
 
-    async def connection(self, server: str) -> tuple[Connection, bool]:
-        """A connection to the server, and whether it is the caller's alone. Raises EnvironmentFailed."""
-        section = self._servers[server].section
-        if not section.shared and section.url is None:
-            return await self._servers[server].start(), True
-        known = self._shared.get(server)
-        if known is None or (known.done() and (known.exception() is not None or not known.result().alive)):
-            ended, known = known, asyncio.create_task(self._servers[server].start())
-            self._shared[server] = known  # before anything is awaited: nobody else starts one too
-            if ended is not None and ended.exception() is None:
-                await ended.result().close()
-        return await asyncio.shield(known), False
-
     async def close(self) -> None:
         """Ends the servers that episodes share. Idempotent."""
-        tasks, self._shared = list(self._shared.values()), {}
-        for made in await asyncio.gather(*tasks, return_exceptions=True):
-            if isinstance(made, Connection):
-                await made.close()
+        await self.connections.close()
         if hasattr(self._inner, "close"):
             await self._inner.close()
 
@@ -74,12 +57,15 @@ class _Equipped:
     def __init__(self, environment: EquippedEnvironment, own: Interaction | None) -> None:
         self._environment = environment
         self._own = own
-        self._connections: dict[str, Connection] = {}
-        self._mine: list[Connection] = []
+        self._held = Held(environment.connections)
 
     @property
     def opening(self) -> tuple[Message, ...]:
         return () if self._own is None else self._own.opening
+
+    @property
+    def finishes_again(self) -> bool:
+        return self._own is None or finishes_again(self._own)
 
     async def call(self, tool: str, arguments: Mapping[str, object]) -> Reaction:
         owner = self._environment.owner_of(tool)
@@ -87,11 +73,7 @@ class _Equipped:
             if self._own is None:
                 raise EnvironmentFailed(f"nobody serves tool {tool}")
             return await self._own.call(tool, arguments)
-        if owner not in self._connections:
-            self._connections[owner], alone = await self._environment.connection(owner)
-            if alone:
-                self._mine.append(self._connections[owner])
-        return await self._connections[owner].call(tool, arguments)
+        return await (await self._held.connection(owner)).call(tool, arguments)
 
     async def reply(self, text: str) -> Reaction | None:
         return None if self._own is None else await self._own.reply(text)
@@ -100,8 +82,7 @@ class _Equipped:
         return b"" if self._own is None else await self._own.finish(submission)
 
     async def close(self) -> None:
-        mine, self._mine = self._mine, []
-        await asyncio.gather(*(connection.close() for connection in mine))
+        await self._held.close()
         if self._own is not None:
             await self._own.close()
 

@@ -17,7 +17,10 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from sandmill.environments.packages import worker
+from sandmill.environments.access.access import Access
+from sandmill.environments.access.meter import Meter, present_meter
+from sandmill.environments.packages import frames
+from sandmill.environments.packages.asking import Asking
 from sandmill.environments.packages.protocol import Description, Failure, Members, Request, Row, Rows, Score, frame, read
 from sandmill.errors import GraderFailed, SandboxError, SandboxGone
 from sandmill.sandboxes import PIPE, Process, Sandbox, SandboxSpec
@@ -29,6 +32,7 @@ M = TypeVar("M", bound=msgspec.Struct)
 WORKDIR: Final = "/opt/worker"
 _PROGRAM: Final = f"{WORKDIR}/program"
 _MODULES: Final = "sandmill/environments/packages"
+_PROGRAMS: Final = ("answers.py", "door.py", "frames.py", "session.py", "worker.py")
 _ADAPTER: Final = f"{WORKDIR}/adapter.py"
 LOAD_TIMEOUT_S: Final = 300.0
 _LATE_S: Final = 10.0
@@ -62,16 +66,23 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     disk: int | str = "256Mi"
     cpu: float | str = 2
     load_timeout_s: float = LOAD_TIMEOUT_S
+    access: Access = Access()
+    """What its graders may use."""
 
 
 class Lost(GraderFailed):
     """A package that can no longer be asked: its process or its sandbox ended, or it spoke out of turn."""
 
 
+class Raised(GraderFailed):
+    """A call raised, or what it gave was nothing sound. Its session's process lives, and can be asked again."""
+
+
 class LoadedPackage:
     """One worker. `LoadedPackage.start` makes it, `close` ends it."""
 
-    def __init__(self, sandbox: Sandbox, process: Process) -> None:
+    def __init__(self, sandbox: Sandbox, process: Process, access: Access) -> None:
+        self._asking = Asking(access.broker, lambda data: self._outgoing.put_nowait(data))
         self._sandbox = sandbox
         self._process = process
         self._numbers = itertools.count(1)
@@ -80,6 +91,7 @@ class LoadedPackage:
         """Sessions that ended while nobody waited for them."""
         self._outgoing: asyncio.Queue[bytes] = asyncio.Queue()
         self._broken: str | None = None
+        self._kinds = (frames.REPLY, frames.FAILED, *([] if access.broker is None else [frames.ASK]))
         loop = asyncio.get_running_loop()
         self._tasks = (loop.create_task(self._read()), loop.create_task(self._write()))
         self.description: Description
@@ -97,11 +109,12 @@ class LoadedPackage:
             disk=launch.disk,
             timeout=_FOREVER,
             idle_timeout=_FOREVER,
-            env=_ENV,
+            network=launch.access.network,
+            env={**_ENV, **launch.access.environment},
             workdir=WORKDIR,
             image=launch.image,
         )
-        files = {f"program/{_MODULES}/{name}": Path(__file__).with_name(name).read_bytes() for name in ("worker.py", "answers.py")}
+        files = {f"program/{_MODULES}/{name}": Path(__file__).with_name(name).read_bytes() for name in _PROGRAMS}
         files |= {f"program/{name}.py": source.encode() for name, source in launch.beside.items()}
         files["adapter.py"] = launch.adapter.encode()
         sandbox = await Sandbox.from_spec.aio(spec, files=files, server="")
@@ -114,11 +127,11 @@ class LoadedPackage:
                 user="user" if os.geteuid() else "root",
                 stdin=PIPE,
                 text=False,
-                max_output=2 * worker.LARGEST_BYTES,
+                max_output=2 * frames.LARGEST_BYTES,
             )
-            package = cls(sandbox, process)
+            package = cls(sandbox, process, launch.access)
             body = msgspec.json.encode({"adapter": _ADAPTER, "options": launch.options})
-            answer = await package._ask(worker.LOAD, 0, body, launch.load_timeout_s, late_s=0.0)
+            answer = await package._ask(frames.LOAD, 0, body, launch.load_timeout_s, late_s=0.0)
             package.description = read(answer, Description, "the package's description")
         except BaseException:
             await sandbox.terminate.aio()
@@ -154,11 +167,17 @@ class LoadedPackage:
     async def once(self, method: str, params: Mapping[str, Any], *, timeout_s: float, seed: int | None = None) -> bytes:
         """One call in a process of its own, which is dead when this returns."""
         body = msgspec.json.encode(Request(method=method, params=params, seed=seed))
-        return await hop(self._ask(worker.ONCE, next(self._numbers), body, timeout_s))
+        return await hop(self._once(next(self._numbers), body, timeout_s, present_meter()))
+
+    async def _once(self, number: int, body: bytes, timeout_s: float, meter: Meter | None) -> bytes:
+        async with self._asking.of(number, meter):
+            return await self._ask(frames.ONCE, number, body, timeout_s)
 
     def session(self) -> PackageSession:
-        """A process for several calls."""
-        return PackageSession(self, next(self._numbers))
+        """A process for several calls. What it asks outside belongs to the attempt that this is called in."""
+        number = next(self._numbers)
+        self._asking.begin(number, present_meter())
+        return PackageSession(self, number)
 
     async def close(self) -> None:
         """Ends the sandbox and all in it. Idempotent."""
@@ -190,7 +209,7 @@ class LoadedPackage:
         """Kills a session's process. On the sandbox loop."""
         self._ended.pop(session, None)
         if self._broken is None:
-            self._outgoing.put_nowait(frame(worker.END, session, b""))
+            self._outgoing.put_nowait(frame(frames.END, session, b""))
 
     async def _write(self) -> None:
         with contextlib.suppress(OSError, SandboxError):
@@ -213,19 +232,21 @@ class LoadedPackage:
             await self._close(reason)
 
     def _take(self, buffer: bytearray) -> None:
-        while len(buffer) >= worker.HEADER.size:
-            size, session, kind, _ = worker.HEADER.unpack_from(buffer)
-            if size > worker.LARGEST_BYTES or kind not in (worker.REPLY, worker.FAILED):
+        while len(buffer) >= frames.HEADER.size:
+            size, _, kind, _ = frames.HEADER.unpack_from(buffer)
+            if size > frames.LARGEST_BYTES or kind not in self._kinds:
                 raise Lost(f"it sent a frame of kind {kind} with {size} bytes, which is none")
-            if len(buffer) < worker.HEADER.size + size:
+            if (frame := frames.taken(buffer)) is None:
                 return
-            body = bytes(buffer[worker.HEADER.size : worker.HEADER.size + size])
-            del buffer[: worker.HEADER.size + size]
-            self._deliver(session, kind, body)
+            session, _, number, body = frame
+            if kind == frames.ASK:
+                self._asking.hear(session, number, body)
+            else:
+                self._deliver(session, kind, body)
 
     def _deliver(self, session: int, kind: int, body: bytes) -> None:
         future = self._waiting.get(session)
-        if kind == worker.FAILED:
+        if kind == frames.FAILED:
             try:
                 failure = read(body, Failure, "the reason for a failure")
             except GraderFailed as error:  # the worker's own are sound: a grader's process wrote this one
@@ -256,6 +277,7 @@ class LoadedPackage:
             for task in self._tasks:
                 if task is not current:
                     task.cancel()
+        await self._asking.close()
         await self._sandbox.terminate.aio()
 
 
@@ -269,8 +291,16 @@ class PackageSession:
     async def call(self, method: str, params: Mapping[str, Any], kind: type[M], *, timeout_s: float, seed: int | None = None) -> M:
         """One call. After a failure the process may be gone. Raises GraderFailed, TimeoutError."""
         body = msgspec.json.encode(Request(method=method, params=params, seed=seed))
-        answer = await hop(self._package._ask(worker.CALL, self._number, body, timeout_s))
+        answer = await hop(self._call(body, timeout_s, last=method == "finish"))
         return read(answer, kind, f"the package's answer to {method}")
+
+    async def _call(self, body: bytes, timeout_s: float, *, last: bool) -> bytes:
+        """What still asks when the score is there has no part in it."""
+        try:
+            return await self._package._ask(frames.CALL, self._number, body, timeout_s)
+        finally:
+            if last:
+                await self._package._asking.settle(self._number)
 
     async def close(self) -> None:
         """Kills the process. Idempotent."""
@@ -278,6 +308,7 @@ class PackageSession:
 
     async def _end(self) -> None:
         self._package.end(self._number)
+        await self._package._asking.end(self._number)
 
 
 class _Refused(Exception):
@@ -291,7 +322,7 @@ class _Refused(Exception):
 def _error(failure: Failure, timeout_s: float) -> Exception:
     if failure.cause == "deadline":
         return TimeoutError(f"the package took longer than {timeout_s:g} s")
-    return GraderFailed(failure.reason)
+    return Raised(failure.reason) if failure.cause == "raised" else GraderFailed(failure.reason)
 
 
 async def _shielded(work: Coroutine[Any, Any, LoadedPackage]) -> LoadedPackage:

@@ -43,7 +43,8 @@ async def open_package(
 
 def not_loaded(name: str, error: Exception) -> EnvironmentFailed:
     """What a package's failure before any episode is called."""
-    return EnvironmentFailed(f"environment {name} could not be loaded: {error}")
+    hint = "; its graders ask a model: give them one by spec.grading.judge" if "OPENAI_API_KEY" in str(error) else ""
+    return EnvironmentFailed(f"environment {name} could not be loaded: {error}{hint}")
 
 
 __all__ = ["not_loaded", "open_package"]

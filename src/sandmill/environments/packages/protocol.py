@@ -1,6 +1,6 @@
 """What a package in its sandbox may answer, checked on our side. In: bytes that other people's code wrote. Out: records, or GraderFailed.
 
-The frames are worker.py's. Every text in a record was chosen by the package: data, never a path, a format or something to show as it is.
+Every text in a record was chosen by the package: data, never a path, a format or something to show as it is.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from sandmill.environments.packages.worker import HEADER, LARGEST_BYTES
+from sandmill.environments.packages.frames import LARGEST_BYTES, packed
 from sandmill.environments.verdicts import reason_of
 from sandmill.errors import GraderFailed
 
@@ -42,6 +42,10 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     """Function definitions, as JSON text. A package with any is multi-turn."""
     grouped: bool = False
     """Whether rewards depend on the other episodes of a group: then these are graded together."""
+    uses: tuple[str, ...] = ()
+    """What its graders cannot do without: `network`, `judge`, `judge:NAME`, `mcp:NAME`."""
+    finishes_again: bool = False
+    """Whether an episode that is over can be scored once more, as if it had not been before."""
     sessions: int = 64
     """Episodes that one worker can play at once."""
     modules: tuple[str, ...] = ()
@@ -131,7 +135,7 @@ def frame(kind: int, session: int, body: bytes, deadline_s: float = 0.0) -> byte
     """One frame to the worker; no deadline when it is 0. Raises GraderFailed for a body that is too large."""
     if len(body) > LARGEST_BYTES:
         raise GraderFailed(f"a call of {len(body)} bytes is more than the {LARGEST_BYTES} that a package takes")
-    return HEADER.pack(len(body), session, kind, max(1, int(deadline_s * 1000)) if deadline_s else 0) + body
+    return packed(kind, session, body, max(1, int(deadline_s * 1000)) if deadline_s else 0)
 
 
 def read(body: bytes, kind: type[M], what: str) -> M:

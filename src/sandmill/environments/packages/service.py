@@ -27,8 +27,9 @@ class PackageService:
         return PackageService(self.launch)
 
     async def close(self) -> None:
-        """Ends the worker. Idempotent; asking again starts another."""
+        """Ends the worker, and what its graders may ask. Idempotent; asking again starts another."""
         await hop(self._close())
+        await hop(self.launch.access.close())
 
     async def _started(self) -> LoadedPackage:
         self._starting = self._starting or asyncio.Lock()

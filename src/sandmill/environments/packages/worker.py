@@ -2,11 +2,8 @@
 
 Standard library only: it is copied into the sandbox and runs under the package's own Python. It loads the package once; every call is
 then answered by a process forked from that, as a user of its own, so that a grader which hangs, exits or breaks something is killed and the
-next one finds everything as it was loaded. Descriptors 0 to 2 become the null device: nothing that a package prints can reach the frames.
-
-A frame: HEADER (bytes of the body, session, kind, deadline in ms or 0), then the body, JSON. To here: LOAD once; CALL, answered by the
-session's process, which is made for the first; ONCE, the same and the process ends with the answer; END, which ends a session. From
-here: REPLY with what the adapter came to, or FAILED with the reason why there is none.
+next one finds everything as it was loaded. Descriptors 0 to 2 become the null device: nothing that a package prints can reach the frames
+(frames.py). A grader's requests to the outside, where it may make any, come from its door (door.py).
 """
 
 from __future__ import annotations
@@ -20,33 +17,42 @@ import inspect
 import json
 import math
 import os
-import random
 import resource
 import select
 import selectors
 import shutil
 import signal
 import socket
-import struct
 import sys
 import tempfile
 import time
 from typing import Any
 
-from sandmill.environments.packages.answers import Unsound, encode, failure, plain, rows, score, scores
+from sandmill.environments.packages.answers import encode, failure, plain
+from sandmill.environments.packages.door import Door, refusal
+from sandmill.environments.packages.frames import (
+    ANSWER,
+    ASK,
+    CHUNK,
+    END,
+    FAILED,
+    FIRST_UID,
+    HEADER,
+    LARGEST_BYTES,
+    LOAD,
+    ONCE,
+    REPLY,
+    UIDS,
+    packed,
+    taken,
+    write_all,
+)
+from sandmill.environments.packages.session import Session, awaited, become_child
 
-HEADER = struct.Struct(">IIBI")
-LOAD, CALL, ONCE, END = 1, 2, 3, 4
-REPLY, FAILED = 11, 12
-LARGEST_BYTES = 64 << 20
-_CHUNK = 1 << 16
-_PR_SET_DUMPABLE, _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 4, 1, 36
+_PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 4, 36
 _HUGE_TURN_S = 3600.0
 _DYING_S = 5.0
-_FIRST_UID, _UIDS = 20_000, 20_000
-_MOST_PROCESSES = 64
 _SHARED = ("/tmp", "/var/tmp", "/dev/shm")
-_SHAPES = {"grade": score, "finish": score, "grade_group": scores}
 
 
 class Child:
@@ -68,8 +74,9 @@ class Child:
 class Zygote:
     """Holds the loaded package, forks, passes frames on, and keeps deadlines. Runs no call itself."""
 
-    def __init__(self, requests: int, replies: int) -> None:
+    def __init__(self, requests: int, replies: int, door: Door | None) -> None:
         self._requests, self._replies = requests, replies
+        self._door = door
         self._buffer = bytearray()
         self._adapter: Any = None
         self._is_root = os.geteuid() == 0
@@ -80,6 +87,8 @@ class Zygote:
         self._selector = selectors.DefaultSelector()
         os.set_blocking(requests, False)
         self._selector.register(requests, selectors.EVENT_READ, ("requests", 0))
+        if door is not None:
+            self._selector.register(door.channel, selectors.EVENT_READ, ("door", 0))
 
     def serve(self) -> None:
         """Until descriptor 0 closes."""
@@ -88,7 +97,9 @@ class Zygote:
                 what, session = key.data
                 if what == "requests" and not self._take_requests():
                     return
-                if what != "requests" and session in self._children:
+                if what == "door":
+                    self._take_asked()
+                elif what != "requests" and session in self._children:
                     self._attend(session, what)
             now = time.monotonic()
             for session, child in [pair for pair in self._children.items() if pair[1].deadline <= now]:
@@ -103,19 +114,14 @@ class Zygote:
 
     def _take_requests(self) -> bool:
         try:
-            data = os.read(self._requests, _CHUNK)
+            data = os.read(self._requests, CHUNK)
         except BlockingIOError:
             return True
         if not data:
             return False
         self._buffer += data
-        while len(self._buffer) >= HEADER.size:
-            size, session, kind, deadline_ms = HEADER.unpack_from(self._buffer)
-            if len(self._buffer) < HEADER.size + size:
-                break
-            body = bytes(self._buffer[HEADER.size : HEADER.size + size])
-            del self._buffer[: HEADER.size + size]
-            self._handle(session, kind, deadline_ms, body)
+        while (frame := taken(self._buffer)) is not None:
+            self._handle(*frame)
         return True
 
     def _handle(self, session: int, kind: int, deadline_ms: int, body: bytes) -> None:
@@ -123,6 +129,9 @@ class Zygote:
             self._send(session, *self._load(body))
         elif kind == END:
             self._end(session)
+        elif kind == ANSWER:
+            if self._door is not None:
+                self._door.channel.sendall(packed(ANSWER, 0, body, deadline_ms))
         else:
             try:
                 child = self._children.get(session) or self._fork(session)
@@ -131,8 +140,22 @@ class Zygote:
                 return
             child.once = kind == ONCE
             child.deadline = time.monotonic() + deadline_ms / 1000 if deadline_ms else math.inf
-            child.outgoing += HEADER.pack(len(body), session, kind, 0) + body
+            child.outgoing += packed(kind, session, body)
             self._push(session, child)
+
+    def _take_asked(self) -> None:
+        """Requests of graders go on as those of their sessions. Who has none, like another user's program, asks nothing.
+
+        Where the adapter stays root, what runs as a session's user is no grader but what a policy wrote.
+        """
+        assert self._door is not None
+        told_apart = self._is_root and not getattr(self._adapter, "keeps_root", False)
+        for uid, number, body in self._door.asked():
+            session = next((session for session, child in self._children.items() if told_apart and child.uid == uid), None)
+            if session is None:
+                self._door.channel.sendall(packed(ANSWER, 0, refusal(403, "only a grading may ask, as its own user"), number))
+            else:
+                write_all(self._replies, packed(ASK, session, body, number))
 
     def _load(self, body: bytes) -> tuple[int, bytes]:
         asked = json.loads(body)
@@ -149,7 +172,7 @@ class Zygote:
 
     def _fork(self, session: int) -> Child:
         ours, theirs = socket.socketpair()
-        who = _FIRST_UID + session % _UIDS if self._is_root else os.getuid()
+        who = FIRST_UID + session % UIDS if self._is_root else os.getuid()
         folder = f"{self._folder}/{session}"
         os.mkdir(folder, 0o700)
         os.chown(folder, who, -1)
@@ -158,7 +181,7 @@ class Zygote:
             try:
                 ours.close()
                 self._disown()
-                _become_child(theirs, folder, who, keeps_root=getattr(self._adapter, "keeps_root", False))
+                become_child(theirs, folder, who, keeps_root=getattr(self._adapter, "keeps_root", False))
                 Session(self._adapter, theirs).serve()
             finally:
                 os._exit(0)
@@ -174,6 +197,8 @@ class Zygote:
         self._selector.close()
         os.close(self._requests)
         os.close(self._replies)
+        if self._door is not None:
+            self._door.channel.close()
         for child in self._children.values():
             child.channel.close()
             os.close(child.pidfd)
@@ -197,7 +222,7 @@ class Zygote:
             return
         try:
             while child.outgoing:
-                del child.outgoing[: child.channel.send(child.outgoing[: _CHUNK * 4])]
+                del child.outgoing[: child.channel.send(child.outgoing[: CHUNK * 4])]
         except BlockingIOError:
             pass
         except OSError:
@@ -210,7 +235,7 @@ class Zygote:
         if child.closed:
             return False
         try:
-            while data := child.channel.recv(_CHUNK * 4):
+            while data := child.channel.recv(CHUNK * 4):
                 child.incoming += data
                 if len(child.incoming) >= HEADER.size:
                     size, _, kind, _ = HEADER.unpack_from(child.incoming)
@@ -274,66 +299,7 @@ class Zygote:
             time.sleep(0.001)
 
     def _send(self, session: int, kind: int, body: bytes) -> None:
-        _write_all(self._replies, HEADER.pack(len(body), session, kind, 0) + body)
-
-
-class Session:
-    """One session's process from within: requests in, the adapter's answers out, one after the other, on the main thread."""
-
-    def __init__(self, adapter: Any, channel: socket.socket) -> None:
-        self._adapter = adapter
-        self._channel = channel
-        self._loop = asyncio.new_event_loop()
-        asyncio.set_event_loop(self._loop)
-
-    def serve(self) -> None:
-        """Until the other end closes."""
-        while (header := self._read(HEADER.size)) is not None:
-            size, session, _, _ = HEADER.unpack(header)
-            body = self._read(size)
-            if body is None:
-                return
-            kind, answer = self._answer(body)
-            if len(answer) > LARGEST_BYTES:
-                kind, answer = (
-                    FAILED,
-                    encode({"cause": "size", "reason": f"its answer has {len(answer)} bytes and may have {LARGEST_BYTES}"}),
-                )
-            self._channel.sendall(HEADER.pack(len(answer), session, kind, 0) + answer)
-
-    def _answer(self, body: bytes) -> tuple[int, bytes]:
-        try:
-            request = json.loads(body)
-            if request.get("seed") is not None:
-                _seed(request["seed"])
-            method = getattr(self._adapter, request["method"], None)
-            if method is None:
-                raise Unsound(f"this format has no {request['method']}")
-            returned = method(**request["params"])
-            if inspect.isawaitable(returned):  # one loop for the whole session: what a package keeps may belong to it
-                returned = self._loop.run_until_complete(_awaited(returned))
-            if request["method"] == "tasks":
-                return REPLY, encode(rows(returned, request["params"]["split"], request["params"]["start"]))
-            return REPLY, encode(_SHAPES.get(request["method"], plain)(returned, "the answer"))
-        except BaseException as error:  # noqa: BLE001 - the reason goes to whoever asked
-            return FAILED, failure("raised", error)
-
-    def _read(self, size: int) -> bytes | None:
-        data = bytearray()
-        while len(data) < size:
-            more = self._channel.recv(min(size - len(data), 1 << 20))
-            if not more:
-                return None
-            data += more
-        return bytes(data)
-
-
-def _seed(seed: int) -> None:
-    """Generators of the whole process: some games draw from nothing else."""
-    random.seed(seed)
-    numpy: Any = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(seed % 2**32)
+        write_all(self._replies, packed(kind, session, body))
 
 
 def _modules() -> list[str]:
@@ -355,37 +321,7 @@ def load(asked: dict[str, Any]) -> Any:
 
 def answered(returned: Any) -> Any:
     """The result of a coroutine, or the thing itself."""
-    return asyncio.run(_awaited(returned)) if inspect.isawaitable(returned) else returned
-
-
-async def _awaited(work: Any) -> Any:
-    return await work
-
-
-def _become_child(channel: socket.socket, folder: str, uid: int, *, keeps_root: bool) -> None:
-    """In a new session's process: a user, a group and a folder of its own, killed first when memory runs out, one channel and no other.
-
-    `keeps_root`: for an adapter that runs what a policy wrote in processes of that user, and nothing of it in its own.
-    """
-    os.setsid()
-    libc = ctypes.CDLL(None)
-    libc.prctl(_PR_SET_DUMPABLE, 1)
-    try:
-        with open("/proc/self/oom_score_adj", "w") as file:
-            file.write("1000")
-    except OSError:
-        pass
-    os.environ["SANDMILL_UID"] = str(uid)
-    if os.geteuid() == 0 and not keeps_root:
-        resource.setrlimit(resource.RLIMIT_NPROC, (_MOST_PROCESSES, _MOST_PROCESSES))
-        os.setgroups([])
-        os.setgid(uid)
-        os.setuid(uid)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    libc.prctl(_PR_SET_DUMPABLE, 0)  # nobody of the same user takes its memory or its channel
-    os.register_at_fork(after_in_child=channel.close)  # what a grader forks cannot answer in its name
-    os.chdir(folder)
-    os.environ["TMPDIR"] = os.environ["HOME"] = folder
+    return asyncio.run(awaited(returned)) if inspect.isawaitable(returned) else returned
 
 
 def _own_children() -> set[int]:
@@ -423,12 +359,6 @@ def _kill(pid: int) -> None:
             kill(pid, signal.SIGKILL)
 
 
-def _write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
-
-
 def main() -> None:
     """Serves whoever holds the other ends of descriptors 0 and 1."""
     requests, replies = os.dup(0), os.dup(1)
@@ -442,7 +372,8 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for name in ("PYTHONPATH", "PYTHONSAFEPATH"):
         os.environ.pop(name, None)
-    Zygote(requests, replies).serve()
+    port = os.environ.get("SANDMILL_DOOR")
+    Zygote(requests, replies, Door.opened(int(port), (requests, replies)) if port else None).serve()
 
 
 if __name__ == "__main__":

@@ -63,6 +63,7 @@ class Module:
             "version": str(getattr(self.module, "__version__", "0")),
             "licence": str(getattr(self.module, "__license__", "")),
             "splits": {name: len(rows) for name, rows in self.rows.items()},
+            "uses": list(getattr(self.module, "USES", ())),
         }
 
     def tasks(self, split: str, start: int, stop: int) -> list[dict[str, Any]]:

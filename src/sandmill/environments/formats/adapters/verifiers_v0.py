@@ -45,6 +45,7 @@ class VerifiersV0:
             "grouped": self.rewards.grouped,
             "multi_turn": not is_single_turn(self.env),
             "tools": definitions(self.env),
+            "finishes_again": True,
             "sessions": AT_ONCE,
         }
 
