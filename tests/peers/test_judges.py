@@ -48,7 +48,7 @@ def judged(tmp_path, monkeypatch):
         section = JudgeSection(name="gpt-4.1-nano", url=judge.url, model="real-judge", retries=0)
         access = access_of(GradingSection(judge=(section,)), ToolsSection(), None)
         name = f"verifiers/{folder}"
-        environment = registry.get(name, EnvironmentSection(name=name, train_tasks=4, held_out_tasks=2), access)
+        environment = registry.get(name, EnvironmentSection(name=name, train_tasks=4, held_out_tasks=2), access=access)
 
         async def main():
             task = environment.splits["train"][0]

@@ -89,7 +89,7 @@ def graded(tmp_path):
         place = tmp_path / "asks.py"
         place.write_text(SOURCE + "\n".join(f"    {line}" for line in textwrap.dedent(body).strip().splitlines()) + f"\n{module}\n")
         name = f"python/{place}"
-        environment = registry.get(name, EnvironmentSection(name=name, train_tasks=4, held_out_tasks=2), access)
+        environment = registry.get(name, EnvironmentSection(name=name, train_tasks=4, held_out_tasks=2), access=access)
 
         async def main():
             task, found = environment.splits["train"][0], []

@@ -33,4 +33,4 @@ def test_what_is_given_is_enough(allowed, graded):
 
 def test_a_grader_outside_a_package_cannot_be_given_anything(allowed):
     with pytest.raises(ConfigError, match=r"graders of shell@1\.0\.0 do not run in a package's sandbox"):
-        registry.get("shell@1.0.0", None, allowed())
+        registry.get("shell@1.0.0", None, access=allowed())
