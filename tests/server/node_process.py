@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,16 @@ NODES = "/apis/nodus.dev/v1/nodes"
 class NodeProcess:
     """`sandmill node join`, started as a person starts it."""
 
+    _through: str | None = None
+    """Where it finds its head, if not at its own address."""
+    _environment: Mapping[str, str] = {}
+
     def __init__(self, head: Head, name: str, *options: str, through: str | None = None, **environment: str) -> None:
         self.head = head
         self.name = name
         self.folder = head.folder / f"node-{name}"
         self._options = options
         self._through = through
-        """Where it finds its head, if not at its own address."""
         self._environment = environment
         self.start()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -155,7 +156,7 @@ def test_a_node_killed_while_its_head_fetches_an_image(tmp_path: Path) -> None:
 
 
 def test_a_head_killed_while_it_fetches_an_image(tmp_path: Path) -> None:
-    with heading(tmp_path, "--no-local", "--node-lease", "20s") as head, relaying(0) as relay:
+    with heading(tmp_path, "--no-local", "--node-lease", "30s") as head, relaying(0) as relay:
         node = head.join("a", "--advertise", relay.url, "--port", str(relay.far_port))
         head.up("origin", continuity={"mode": "Ephemeral"}, resources={"memory": "256Mi", "disk": "64Mi"})
         said(head, "origin", "head -c 12000000 /dev/urandom > f; sha256sum f > s")
@@ -172,3 +173,22 @@ def test_a_head_killed_while_it_fetches_an_image(tmp_path: Path) -> None:
         assert len(layers(head.folder)) == 1
         assert said(head, "origin", "sha256sum -c s") == "f: OK\n"
         assert node.process.poll() is None
+        node.kill()
+        node.start()
+        assert not list((node.folder / "sandboxes" / "images" / "names").iterdir())
+
+
+def test_a_node_keeps_no_image_for_a_head_that_has_fallen_silent(tmp_path: Path) -> None:
+    with heading(tmp_path, "--no-local", "--node-lease", "3s") as head, relaying(0) as relay:
+        node = head.join("a", "--advertise", relay.url, "--port", str(relay.far_port))
+        head.up("origin", resources={"memory": "256Mi", "disk": "64Mi"})
+        said(head, "origin", LARGE.replace("/opt/large", "f"))
+        relay.stall_after = HALF
+        head.ask("POST", "images", {"metadata": {"name": "snap"}, "spec": {"fromSandbox": {"name": "origin"}}})
+        assert relay.stalled.wait(30)
+        names = node.folder / "sandboxes" / "images" / "names"
+        assert list(names.iterdir())
+        head.process.send_signal(signal.SIGSTOP)
+        eventually(lambda: not list(names.iterdir()))
+        head.process.send_signal(signal.SIGCONT)
+        head.until("images/snap", phase="Failed")

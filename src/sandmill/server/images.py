@@ -23,12 +23,13 @@ from sandmill.server.events import Events
 from sandmill.server.layer_images import Made
 from sandmill.server.outputs import Log, Outputs
 from sandmill.server.recipes import dockerfile_of, text_in, unpack, unpack_part
-from sandmill.server.records import Records, Value, fine_stamp
+from sandmill.server.records import Records, Value, fine_stamp, seconds_of
 from sandmill.server.refusals import Cause, Refusal, invalid
 from sandmill.server.schema import ascii_of, nearest
 from sandmill.server.settings import Settings
 from sandmill.server.specs import DEFAULT_IMAGE
 from sandmill.server.statuses import condition
+from sandmill.server.tables import Forget
 
 _BUILDS_AT_ONCE: Final = 2
 _END_S: Final = 10.0
@@ -88,6 +89,14 @@ class Images:
             await asyncio.wait([task], timeout=_END_S)
         self._outputs.forget(uid)
         await self._catalog.sweep()
+
+    async def discard(self, older_than_s: float) -> None:
+        """At a node: a head that was killed while it fetched an image never says that it need not be kept."""
+        for value in list(self._records.each("Image")):
+            meta = value["metadata"]
+            if time.time() - seconds_of(meta["creationTimestamp"]) >= older_than_s:
+                self._records.remove("Image", meta["namespace"], meta["name"], Forget(meta["uid"]))
+                await self.forget(meta["uid"])
 
     def recover(self) -> None:
         """After a restart: what was being made is not there."""

@@ -21,6 +21,7 @@ from sandmill.sandboxes.images import store
 from sandmill.server.beats import BEAT_S, VERSION, Beat
 from sandmill.server.boxes import Boxes
 from sandmill.server.head import Head
+from sandmill.server.images import Images
 from sandmill.server.keys import HEAD, Keys, fresh_key
 from sandmill.server.machine import measured
 from sandmill.server.records import Records
@@ -29,6 +30,8 @@ from sandmill.server.versions import VERSION_NUMBER
 _LOOK_S: Final = 0.25
 _LEAVE_S: Final = 25.0
 _IMAGES_EVERY: Final = 10
+_PICTURE_S: Final = 3600.0
+"""How long an image of a sandbox may wait for the head to fetch it."""
 _ENDED: Final = ("Stopped", "Failed")
 _log = logging.getLogger("sandmill.server")
 
@@ -48,12 +51,15 @@ class Joining(msgspec.Struct, frozen=True, kw_only=True):
 class Membership:
     """One node's membership. On the event loop only."""
 
-    def __init__(self, joining: Joining, keys: Keys, records: Records, boxes: Boxes, folder: Path, url: str, *, rootless: bool) -> None:
+    def __init__(
+        self, joining: Joining, keys: Keys, records: Records, boxes: Boxes, images: Images, folder: Path, url: str, *, rootless: bool
+    ) -> None:
         self._joining = joining
         self._head = Head(joining.head, joining.key)
         self._keys = keys
         self._records = records
         self._boxes = boxes
+        self._pictures = images
         self._folder = folder
         self._url = joining.url or url
         self._rootless = rootless
@@ -104,6 +110,7 @@ class Membership:
     async def _beat(self) -> None:
         if self._beats % _IMAGES_EVERY == 0:
             self._images = await asyncio.to_thread(_images)
+            await self._pictures.discard(_PICTURE_S)
         self._beats += 1
         sent, epoch = time.monotonic(), self._epoch
         told = await self._head.beat(self._joining.name, msgspec.json.encode(self._report()))
@@ -161,7 +168,7 @@ class Membership:
     async def _end_all(self) -> None:
         self._begin()
         ends = [self._boxes.delete("default", name) for name in self._held()]
-        await asyncio.gather(*ends, return_exceptions=True)
+        await asyncio.gather(*ends, self._pictures.discard(0.0), return_exceptions=True)
 
     def _begin(self) -> None:
         """A new epoch, known to the head from the next beat on."""

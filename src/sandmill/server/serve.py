@@ -195,7 +195,9 @@ async def _run(
         if joining is None:
             parts.append(_announce(server, settings, listening, announce))
         else:
-            member = Membership(joining, keys, records, boxes, settings.folder, _url(settings, listening), rootless=warden.rootless)
+            member = Membership(
+                *(joining, keys, records, boxes, images, settings.folder, _url(settings, listening)), rootless=warden.rootless
+            )
             parts += [member.guard(), _belong(member, server, announce, _url(settings, listening), leaving)]
         tasks = [home.create_task(part) for part in parts]
         broken: list[BaseException] = []

@@ -18,10 +18,13 @@ from sandmill.sandboxes import Sandbox
 from sandmill.sandboxes.backends.native.state import state_root
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "server"))
+from node_process import heading
+from server_process import Server
 from server_process import serving as server_process
 
 GUESTS = (*(("gvisor",) if shutil.which("runsc") else ()), "e2b", "kubernetes")
-BACKENDS = ("native", "server", *GUESTS)
+BACKENDS = ("native", "server", "node", *GUESTS)
+"""node: on a node of a server, which the server's backend cannot tell."""
 Maker = Callable[..., Sandbox]
 SMALL = {"memory": "256Mi", "disk": "32Mi"}
 
@@ -44,7 +47,7 @@ def place(backend: str, folder: Path) -> Iterator[Place]:
     with contextlib.ExitStack() as stack:
         variables, left = _OPENERS.get(backend, _open_nothing)(folder, stack)
         stack.enter_context(environment(variables))
-        yield Place(backend, left)
+        yield Place("server" if backend == "node" else backend, left)
 
 
 @contextlib.contextmanager
@@ -83,8 +86,18 @@ def gvisor_left() -> list[str]:
 
 def _open_server(folder: Path, stack: contextlib.ExitStack) -> tuple[dict[str, str], Callable[[], list[str]]]:
     running = stack.enter_context(server_process(folder))
+    return _served_by(running)
+
+
+def _served_by(running: Server) -> tuple[dict[str, str], Callable[[], list[str]]]:
     variables = {"SANDMILL_API_URL": running.url, "SANDMILL_API_KEY": running.key}
     return variables, lambda: [item["metadata"]["name"] for item in running.ask("GET", "sandboxes").json["items"]]
+
+
+def _open_node(folder: Path, stack: contextlib.ExitStack) -> tuple[dict[str, str], Callable[[], list[str]]]:
+    head = stack.enter_context(heading(folder, "--no-local"))
+    head.join("a")
+    return _served_by(head)
 
 
 def _open_e2b(folder: Path, stack: contextlib.ExitStack) -> tuple[dict[str, str], Callable[[], list[str]]]:
@@ -99,4 +112,4 @@ def _open_kubernetes(folder: Path, stack: contextlib.ExitStack) -> tuple[dict[st
     return {"KUBECONFIG": str(cluster.config(folder, url))}, lambda: [*cluster.pods, *cluster.boxes]
 
 
-_OPENERS = {"gvisor": _open_gvisor, "server": _open_server, "e2b": _open_e2b, "kubernetes": _open_kubernetes}
+_OPENERS = {"gvisor": _open_gvisor, "server": _open_server, "node": _open_node, "e2b": _open_e2b, "kubernetes": _open_kubernetes}
