@@ -10,7 +10,7 @@ from sandmill.models.chat import Answer, dialogue_for
 from sandmill.models.loading import BUNDLED, load
 from sandmill.models.model import StopReason
 from sandmill.models.tiny import character_tokenizer
-from sandmill.server.training_manifest import BUNDLED as offered
+from sandmill.server import training_manifest
 
 TOKENIZER = character_tokenizer()
 
@@ -39,4 +39,4 @@ def test_it_is_loaded_by_name_from_a_seed_and_speaks_in_lines(tmp_path) -> None:
 
 
 def test_a_server_offers_the_models_that_can_be_loaded() -> None:
-    assert set(offered) == set(BUNDLED)
+    assert set(training_manifest.BUNDLED) == set(BUNDLED)

@@ -199,6 +199,10 @@ def test_what_is_cancelled_or_deleted_leaves_no_process(trained: Server) -> None
     assert gone(family)
     assert not (trained.folder / "state" / "training" / uid).exists()
     until(trained, "third", "Running")
+    trained.ask("PATCH", f"{JOBS}/third", {"spec": {"state": "Suspended"}}, MERGE)
+    assert until(trained, "third", "Suspended")["status"]["reason"] == "Requested"  # though it had nothing to save
+    trained.ask("PATCH", f"{JOBS}/third", {"spec": {"state": "Running"}}, MERGE)
+    until(trained, "third", "Running")
     trained.ask("PATCH", f"{JOBS}/third", {"spec": {"state": "Cancelled"}}, MERGE)
     until(trained, "third", "Cancelled")
     assert trainers(trained) == []
