@@ -41,6 +41,7 @@ from sandmill.server.offerings import publish
 from sandmill.server.outputs import Outputs
 from sandmill.server.places import Places
 from sandmill.server.records import Records
+from sandmill.server.runtimes import publish_runtimes
 from sandmill.server.secrets import Secrets
 from sandmill.server.settings import Settings
 from sandmill.server.store import Loaded, Store
@@ -182,6 +183,7 @@ async def _run(
         await catalog.recover()
         await boxes.recover(alive_until_s, expected)
         publish(records, settings.prices)
+        publish_runtimes(records)
         server.config.app = application(on)
         parts = [tick(boxes, records), nodes.tick(), _beat(store)]
         if joining is None:

@@ -22,7 +22,7 @@ from sandmill.config.quantities import parse_usd
 from sandmill.errors import SandmillError
 from sandmill.rollouts.events import EvaluationFinished, EvaluationPhase, RunStage, StageChanged, StepFinished
 from sandmill.sandboxes.dual import in_thread
-from sandmill.server.costs import book_version, usd
+from sandmill.server.costs import MACHINE, book_version, usd
 from sandmill.server.environments import Environments
 from sandmill.server.events import Events
 from sandmill.server.layer_environments import forget_package
@@ -34,7 +34,7 @@ from sandmill.server.specs_training import GRPO
 from sandmill.server.statuses import condition
 from sandmill.server.trainer import EVENTS, MANIFEST, OUTPUTS, RUN, RunEnded, RunFailed
 from sandmill.server.trainer_process import TrainerProcess
-from sandmill.server.training_manifest import MACHINE, as_before, check, manifest_of, resolved
+from sandmill.server.training_manifest import as_before, check, manifest_of, resolved
 from sandmill.server.training_results import diagnostics, figures, metrics, phase_summary, summary
 
 ENDED: Final = ("Succeeded", "Failed", "Cancelled")
