@@ -222,3 +222,4 @@ cli("nodus events --for trainingjob/NAME", "events", "--for", "trainingjob/long"
 cli("nodus explain trainingjob.spec", "explain", "trainingjob.spec.parameters", out="numGenerations")
 cli("nodus delete trainingjob/NAME", "delete", "trainingjob/long", out="deleted")
 cli("nodus delete environment/NAME", "delete", "environment/applied", out="deleted")
+cli("nodus get trainingruntimes -p nodus", "get", "trainingruntimes", "-p", "nodus", out=r"grpo-lora +GRPO +Train +Ready")

@@ -16,6 +16,8 @@ from sandmill.config.quantities import parse_bytes, parse_cpu, parse_usd
 
 SANDBOX: Final = "sandbox"
 """The price book's name for an hour of 1 vCPU and 2 GiB."""
+MACHINE: Final = "machine"
+"""Its name for an hour of the server's own machine, which trains."""
 _UNIT_BYTES: Final = 2 << 30
 
 

@@ -149,6 +149,15 @@ KINDS: Final[tuple[Kind, ...]] = (
         ),
     ),
     Kind(
+        kind="TrainingRuntime",
+        plural="trainingruntimes",
+        version=BETA,
+        short=("tr",),
+        spec=specs.OPEN,
+        verbs=_READ,
+        columns=(Column("Task", "spec.task"), Column("Modes", "spec.modes"), Column("Phase", "status.phase"), _AGE),
+    ),
+    Kind(
         kind="Secret",
         plural="secrets",
         spec=specs.SECRET,

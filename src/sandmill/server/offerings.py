@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from sandmill.accounts.prices import PriceBook
-from sandmill.server.costs import SANDBOX, usd
+from sandmill.server.costs import MACHINE, SANDBOX, usd
 from sandmill.server.records import Records, fresh, now
 
 
@@ -18,7 +18,7 @@ def publish(records: Records, prices: PriceBook) -> None:
     for name, microusd_per_hour in prices.hours.items():
         before = records.get("Offering", "", name)
         value = fresh("Offering", name, None, _spec(name)) if before is None else {**before, "spec": _spec(name)}
-        here = name == SANDBOX
+        here = name in (SANDBOX, MACHINE)
         value["status"] = {
             "availability": "Available" if here else "Unavailable",
             "availableNow": 1 if here else 0,
@@ -31,15 +31,19 @@ def publish(records: Records, prices: PriceBook) -> None:
 
 
 def _spec(name: str) -> dict[str, Any]:
-    here = name == SANDBOX
+    here = name in (SANDBOX, MACHINE)
     spec: dict[str, Any] = {
         "category": "CPU" if here else "GPU",
         "count": 0 if here else 1,
-        "host": {"cpu": "1", "memory": "2Gi"} if here else {"cpu": "0", "memory": "0"},
+        "host": {"cpu": "1", "memory": "2Gi"}
+        if name == SANDBOX
+        else {"cpu": str(os.cpu_count() or 1)}
+        if here
+        else {"cpu": "0", "memory": "0"},
         "interruptible": False,
         "multiNode": False,
         "regionClass": "local",
-        "supports": {"gangs": False, "jobs": False, "restrictedEgress": here, "sandboxes": here, "workspaces": False},
+        "supports": {"gangs": False, "jobs": name == MACHINE, "restrictedEgress": here, "sandboxes": name == SANDBOX, "workspaces": False},
     }
     if here:
         spec["machine"] = {"cpu": str(os.cpu_count() or 1)}

@@ -46,6 +46,7 @@ from sandmill.server.offerings import publish
 from sandmill.server.outputs import Outputs
 from sandmill.server.places import Places
 from sandmill.server.records import Records
+from sandmill.server.runtimes import publish_runtimes
 from sandmill.server.secrets import Secrets
 from sandmill.server.settings import Settings
 from sandmill.server.shipping import Shipping
@@ -190,6 +191,7 @@ async def _run(
         await catalog.recover()
         await boxes.recover(alive_until_s, expected)
         publish(records, settings.prices)
+        publish_runtimes(records)
         server.config.app = application(on)
         parts = [tick(boxes, records), nodes.tick(), _beat(store)]
         if joining is None:

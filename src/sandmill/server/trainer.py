@@ -21,7 +21,17 @@ import msgspec
 
 from sandmill.config.load import load_manifest
 from sandmill.errors import SandmillError
-from sandmill.rollouts.events import EpisodeFinished, EvaluationPhase, Event, InFlight, RunSummary, StepFinished
+from sandmill.rollouts.events import (
+    EpisodeFinished,
+    EvaluationPhase,
+    Event,
+    InFlight,
+    RunStage,
+    RunSummary,
+    StageAdvanced,
+    StageChanged,
+    StepFinished,
+)
 
 MANIFEST: Final = "manifest.json"
 RUN: Final = "run"
@@ -80,19 +90,24 @@ class Telling:
         self._attempt = attempt
         self._before = "Baseline" if training else "Evaluation"
         self._number = 0
+        self._stage = RunStage.LOADING
         self._lock = threading.Lock()
         self.stopping = False
 
     def on_event(self, event: Event) -> None:
         """See `Listener`."""
         with self._lock:
+            if isinstance(event, StageChanged):
+                self._stage = event.stage
             if isinstance(event, StepFinished | EpisodeFinished):
                 self._number += 1
                 known = {"id": self._number, "attempt": self._attempt, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
                 item = _of_step(event, known) if isinstance(event, StepFinished) else _of_episode(event, known, self._before)
                 os.write(self._file, msgspec.json.encode(item) + b"\n")
-            if not isinstance(event, EpisodeFinished | InFlight):
+            if not isinstance(event, EpisodeFinished | InFlight | StageAdvanced):
                 say(event)
+        if self.stopping and self._stage is RunStage.WARM_START and isinstance(event, StageAdvanced):
+            raise KeyboardInterrupt  # a warm start has nothing to save, and a resumed run repeats it
 
     def should_stop(self) -> bool:
         """See `Listener`."""

@@ -22,7 +22,7 @@ from sandmill.config.quantities import parse_usd
 from sandmill.errors import SandmillError
 from sandmill.rollouts.events import EvaluationFinished, EvaluationPhase, RunStage, StageChanged, StepFinished
 from sandmill.sandboxes.dual import in_thread
-from sandmill.server.costs import book_version, usd
+from sandmill.server.costs import MACHINE, book_version, usd
 from sandmill.server.environments import Environments
 from sandmill.server.events import Events
 from sandmill.server.layer_environments import forget_package
@@ -34,7 +34,7 @@ from sandmill.server.specs_training import GRPO
 from sandmill.server.statuses import condition
 from sandmill.server.trainer import EVENTS, MANIFEST, OUTPUTS, RUN, RunEnded, RunFailed
 from sandmill.server.trainer_process import TrainerProcess
-from sandmill.server.training_manifest import MACHINE, as_before, check, manifest_of, resolved
+from sandmill.server.training_manifest import as_before, check, manifest_of, resolved
 from sandmill.server.training_results import diagnostics, figures, metrics, phase_summary, summary
 
 ENDED: Final = ("Succeeded", "Failed", "Cancelled")
@@ -105,7 +105,7 @@ class TrainingJobs:
             return
         live = self._live.get(uid)
         if wanted == "Running":
-            self.soon(value)
+            self._again(value)
         elif live is not None:
             live.stop(at_once=wanted == "Cancelled")
         elif (task := self._tasks.get(uid)) is not None:
@@ -255,8 +255,9 @@ class TrainingJobs:
             self._put(value, **done, phase="Cancelled", reason="Requested", message=_WISHED["Cancelled"])
         elif isinstance(said, RunEnded) and not said.summary.interrupted:
             await self._succeeded(value, folder, done)
-        elif isinstance(said, RunEnded) and live.asked:
-            self._put(value, phase="Suspended", cost=done["cost"], reason="Requested", message=_WISHED["Suspended"])
+        elif live.asked and not isinstance(said, RunFailed):
+            cost = {key: done[key] for key in ("cost",) if key in done}
+            self._put(value, **cost, phase="Suspended", reason="Requested", message=_WISHED["Suspended"])
         elif isinstance(said, RunEnded):
             why = found.warnings[-1] if found is not None and found.warnings else "it stopped before its last step"
             self._failed(value, "StoppedEarly", ascii_of(why), **done)
@@ -286,6 +287,12 @@ class TrainingJobs:
         if (limit := value["spec"].get("maxCostUSD")) is not None:
             out["limitUSD"] = usd(parse_usd(limit))
         return out
+
+    def _again(self, value: Value) -> None:
+        """It runs again; one that is just stopping, once it has stopped."""
+        if value["metadata"]["uid"] not in self._tasks:
+            self._put(value, phase="Pending")
+            self.soon(value)
 
     def _rest(self, value: Value, wanted: str) -> None:
         """It does not run, as somebody wished."""
@@ -321,7 +328,7 @@ class TrainingJobs:
             _log.error("a training job could not be run", exc_info=error)
             self._failed(value, "InternalError", "the server made a mistake; its log says where")
         elif self._wanted(value) == "Running" and self._status(value).get("phase") == "Suspended" and not task.cancelled():
-            self.soon(self._stored(value) or value)  # it was asked to go on while it was stopping
+            self._again(self._stored(value) or value)  # it was asked to go on while it was stopping
 
 
 def listed(outputs: Path) -> list[dict[str, Any]]:

@@ -11,15 +11,13 @@ from sandmill.accounts.prices import PriceBook
 from sandmill.config.load import parse_manifest
 from sandmill.config.manifest import LoraSection, Manifest
 from sandmill.errors import ConfigError
-from sandmill.server.costs import SANDBOX, usd
+from sandmill.server.costs import MACHINE, SANDBOX, usd
 from sandmill.server.layer_environments import section_of
 from sandmill.server.records import Value
 from sandmill.server.refusals import Cause, Refusal, invalid
 from sandmill.server.schema import UNSUPPORTED, ascii_of, nearest
 from sandmill.server.specs_training import ALL_LINEAR, EVALUATE, GRPO, MODE_OF
 
-MACHINE: Final = "machine"
-"""The price book's name for an hour of the server's own machine."""
 BUNDLED: Final = ("sandmill/tiny-text", "sandmill/tiny-shell", "sandmill/smollm2-135m")
 _TRAIN: Final = 256
 _HELD_OUT: Final = 64
