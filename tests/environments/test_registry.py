@@ -32,7 +32,7 @@ def test_the_built_in_family():
         ("harbor:tasks", "'harbor:tasks' is not a reference: write harbor/tasks"),
         ("swebench:rows.jsonl", "write swebench/rows.jsonl"),
         ("verl:data/train.parquet@0.9.1", "write verl/data/train.parquet@0.9.1"),
-        ("habor/tasks", "there is no environment 'habor/tasks'; the nearest is harbor/tasks"),
+        ("habor/tasks", "there is no format 'habor'; did you mean harbor/tasks?"),
         ("harbor/", "'harbor/' is not a reference: write harbor/PATH"),
     ],
 )

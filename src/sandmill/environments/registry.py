@@ -103,8 +103,9 @@ def _unknown(reference: str, registered: Sequence[str]) -> str:
         return f"environment {reference!a} needs a version: write {versions[-1]}"
     if versions:
         return f"environment {name} has no version {version!a}: write {versions[-1]}"
-    if "/" in reference:
-        names += [f"{format}/{reference.partition('/')[2]}"[:120] for format in (*FORMATS, *MACHINES)]
+    form, slash, rest = reference.partition("/")
+    if slash and (formats := difflib.get_close_matches(form, (*FORMATS, *MACHINES), n=1)):
+        return f"there is no format {form!a}; did you mean {formats[0]}/{rest}?"[:300]
     near = difflib.get_close_matches(reference, names, n=1, cutoff=0.0)
     return f"there is no environment {reference!a}; the nearest is {near[0]} (your own: path/to/file.py:object or module:object)"
 
