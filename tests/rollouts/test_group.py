@@ -7,6 +7,7 @@ import os
 import playground as pg
 import pytest
 
+from sandmill.environments.health import NEVER_CALLED_AFTER
 from sandmill.environments.task import Graded, InfrastructureFailure
 from sandmill.errors import EngineDied, EnvironmentFailed, SandboxCreateFailed
 from sandmill.rollouts.group import Breaker, run_groups
@@ -97,6 +98,19 @@ def test_a_dead_engine_ends_all_episodes_with_one_error() -> None:
 
     with pytest.raises(EngineDied, match="killed by the test"):
         pg.run(go())
+
+
+def test_a_grader_that_is_never_reached_ends_the_step_in_its_middle() -> None:
+    env, seen = pg.environment("lines"), []
+
+    async def collect(_task: object, _sandbox: object) -> None:
+        raise SandboxCreateFailed(5, "the disk of the host")
+
+    env.collect = collect  # type: ignore[method-assign,assignment]
+    with pytest.raises(EnvironmentFailed, match="the grader was never called"):
+        groups(env, pg.solver(env), tasks=8, generations=16, breaker=1000, retries=0, watch=seen.append, max_in_flight=8)
+    assert NEVER_CALLED_AFTER <= len(seen) < 128
+    assert not [record for record in list_sandboxes() if record.owner_pid == os.getpid()]
 
 
 def test_results_do_not_depend_on_what_else_is_in_flight() -> None:

@@ -432,7 +432,9 @@ async def _played(state: _Attempt, session: Session) -> Verdict | Submission:
         asked = state.meter.failure  # what the environment asked broke before it did
         return broke.failure if asked is None or asked.boundary is broke.failure.boundary else asked
     finally:
-        await asyncio.shield(session.close())
-        if state.sandbox is not None:
+        if state.sandbox is not None:  # before anything is awaited: a run that ends meanwhile would leave it behind
             state.arena.sandboxes.give_back(state.sandbox)
-        await asyncio.shield(state.leave())
+        try:
+            await asyncio.shield(session.close())
+        finally:
+            await asyncio.shield(state.leave())

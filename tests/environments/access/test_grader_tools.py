@@ -1,12 +1,15 @@
 """A grader uses the tool servers that it was given by name, over MCP, and no other; one that breaks leaves no verdict."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from sandmill.config.manifest import McpSection, ToolsSection
+from sandmill.environments.access.broker import Heard
+from sandmill.environments.access.meter import Meter
 from sandmill.environments.task import Boundary, Graded, InfrastructureFailure
-from sandmill.sandboxes import list_sandboxes
+from sandmill.sandboxes import list_sandboxes, loop
 
 ABACUS = (Path(__file__).parents[1] / "mcp" / "abacus.py").read_text()
 MODULE = """
@@ -66,3 +69,39 @@ def test_a_server_that_was_not_given_is_not_there(abacus, graded):
         reason="the grader asked for the tool server 'other', which it was not given; it was given abacus",
         retryable=False,
     )
+
+
+def test_the_protocols_own_client_understands_it(abacus):
+    """Over the same answers as a grader gets, carried by a server of the test's own."""
+    import mcp
+
+    async def main():
+        access = abacus()
+        asker = access.broker.asker(Meter())
+
+        async def serve(reader, writer):
+            while line := await reader.readline():
+                method, path, _ = line.decode().split()
+                size = 0
+                while (field := await reader.readline()).strip():
+                    name, _, value = field.decode().partition(":")
+                    size = int(value) if name.lower() == "content-length" else size
+                told = asyncio.get_running_loop().create_future()
+                asker.hear(Heard(method=method, path=path, body=await reader.readexactly(size)), told.set_result)
+                status, body, kind = await told
+                writer.write(f"HTTP/1.1 {status} X\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        try:
+            async with mcp.Client(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp/abacus") as client:
+                names = [tool.name for tool in (await client.list_tools()).tools]
+                result = await client.call_tool("add", {"a": 2, "b": 3})
+                return names, [block.text for block in result.content]
+        finally:
+            server.close()
+            await asker.close()
+            await access.close()
+
+    found = asyncio.run_coroutine_threadsafe(asyncio.wait_for(main(), 30), loop()).result()
+    assert found == (["add", "total", "misbehave"], ["5"])

@@ -91,9 +91,15 @@ REFUSED = {
     "too many": ("[ask('yes') for _ in range(4)]", "one grading may use 3 requests of judge judge-1"),
     "too many tokens": ("[ask('yes'), ask('yes')]", "one grading may use 20 tokens of judge judge-1"),
     "too much money": ("[ask('yes'), ask('yes')]", "one grading may use 20 micro-dollars of judge judge-1"),
+    "too long": ("ask('x' * 20_000)", "bytes has more than the 1000 tokens of judge judge-1 that are left"),
     "cut by the bound": ("ask('long', max_tokens=100)", "was cut at the 60 tokens of one grading"),
 }
-TERMS = {"too many tokens": {"max_tokens": 20}, "too much money": {"max_cost_usd": "0.00002"}, "cut by the bound": {"max_tokens": 60}}
+TERMS = {
+    "too many tokens": {"max_tokens": 20},
+    "too long": {"max_tokens": 1000},
+    "too much money": {"max_cost_usd": "0.00002"},
+    "cut by the bound": {"max_tokens": 60},
+}
 
 
 @pytest.mark.parametrize("case", list(REFUSED))

@@ -19,7 +19,7 @@ import msgspec
 
 from sandmill.accounts.prices import TokenPrices, Usage
 from sandmill.environments.access.judge import Judge, Reply
-from sandmill.environments.access.meter import JudgeCall, Meter
+from sandmill.environments.access.meter import JudgeCall, Meter, Spent
 from sandmill.environments.access.streaming import as_stream
 from sandmill.environments.access.tools import Served
 from sandmill.environments.mcp.connections import Connections
@@ -28,6 +28,8 @@ from sandmill.environments.verdicts import reason_of
 from sandmill.errors import GraderFailed, JudgeFailed
 
 JSON: Final = "application/json"
+_BYTES_OF_A_TOKEN: Final = 16
+"""More than any language's text has on average."""
 _AT_ONCE: Final = 64
 """Requests of one grading."""
 
@@ -152,7 +154,7 @@ class Asker:
         judge, terms = self._judge(name)
         spent, began = self._meter.spent(name), time.monotonic()
         try:
-            lowered = _within(request, terms, spent.requests, spent.tokens, spent.seconds, spent.cost_microusd)
+            lowered = _within(request, len(body), terms, spent)
         except JudgeFailed:
             self._meter.calls.append(JudgeCall(judge=name, outcome="refused", seconds=0.0, cost_microusd=0))
             raise
@@ -195,21 +197,25 @@ def _request(body: bytes) -> dict[str, Any]:
         raise JudgeFailed(f"the grader sent a request that is none: {reason_of(error)}", retryable=False) from None
 
 
-def _within(request: dict[str, Any], terms: Terms, requests: int, tokens: int, seconds: float, cost_microusd: int) -> bool:
-    """Holds a request to what is left; whether its own bound on the reply had to be lowered. Raises JudgeFailed when nothing is left."""
+def _within(request: dict[str, Any], size: int, terms: Terms, spent: Spent) -> bool:
+    """Holds a request of `size` bytes to what is left; whether its own bound on the reply had to be lowered. Raises JudgeFailed."""
     used: Sequence[tuple[str, float, float | None]] = (
-        ("requests", requests, terms.max_requests),
-        ("tokens", tokens, terms.max_tokens),
-        ("seconds", seconds, terms.timeout_s),
-        ("micro-dollars", cost_microusd, terms.max_cost_microusd),
+        ("requests", spent.requests, terms.max_requests),
+        ("tokens", spent.tokens, terms.max_tokens),
+        ("seconds", spent.seconds, terms.timeout_s),
+        ("micro-dollars", spent.cost_microusd, terms.max_cost_microusd),
     )
     for what, so_far, most in used:
         if most is not None and so_far >= most:
             raise JudgeFailed(f"one grading may use {most:g} {what} of judge {request['model']}, and has", retryable=False)
-    lowered = False
+    lowered, left = False, terms.max_tokens - spent.tokens
+    if size > _BYTES_OF_A_TOKEN * left:
+        raise JudgeFailed(
+            f"a request of {size} bytes has more than the {left} tokens of judge {request['model']} that are left", retryable=False
+        )
     for key in ("max_tokens", "max_completion_tokens"):
-        if isinstance(request.get(key), int) and request[key] > terms.max_tokens - tokens:
-            request[key], lowered = terms.max_tokens - tokens, True
+        if isinstance(request.get(key), int) and request[key] > left:
+            request[key], lowered = left, True
     return lowered
 
 

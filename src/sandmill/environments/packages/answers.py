@@ -12,7 +12,7 @@ import traceback
 from typing import Any
 
 _LONGEST_REASON = 400
-_OURS = (__file__, os.path.join(os.path.dirname(__file__), "worker.py"))
+_OURS = (__file__, *(os.path.join(os.path.dirname(__file__), name) for name in ("session.py", "worker.py")))
 
 
 class Unsound(Exception):
