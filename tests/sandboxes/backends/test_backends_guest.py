@@ -49,7 +49,6 @@ def test_what_a_backend_cannot_do_is_refused_with_its_name(guests: Place) -> Non
             lambda: box.fork(2),
             box.snapshot_filesystem,
             box.freeze,
-            lambda: box.exec("sh", tty=True),
             lambda: box.halt(keep=True),
         )
         for act in acts:

@@ -27,7 +27,7 @@ from sandmill.sandboxes.backends.native.agent import Agent, Link
 from sandmill.sandboxes.backends.native.node import USER_UID, WARDEN
 from sandmill.sandboxes.backends.seam import Backend, Machine
 from sandmill.sandboxes.commanding import DEFAULT_MAX_OUTPUT
-from sandmill.sandboxes.commands import Commands, Three
+from sandmill.sandboxes.commands import Commands
 from sandmill.sandboxes.dual import dual
 from sandmill.sandboxes.egress.blocked import Blocked
 from sandmill.sandboxes.egress.outside import Outside
@@ -91,13 +91,19 @@ class GuestSandbox(Sandbox):
         tty: bool = False,
         max_output: int = DEFAULT_MAX_OUTPUT,
     ) -> Process:
-        """As on this machine, but for `tty`."""
-        if tty:
-            self._refuse("give a command a terminal", "leave out tty=True")
+        """As on this machine."""
         agent = await self._startable()
         feed = None if stdin is None or isinstance(stdin, Stdin) else wire.encode(stdin)
-        process = GuestProcess(agent, self._lost, with_input=stdin is not None, text=text, max_output=max_output, timeout_s=timeout)
-        flags = 0 if stdin is None else wire.EXEC_INPUT
+        process = GuestProcess(
+            agent,
+            self._lost,
+            with_input=tty or stdin is not None,
+            terminal=tty,
+            text=text,
+            max_output=max_output,
+            timeout_s=timeout,
+        )
+        flags = wire.EXEC_TTY if tty else 0 if stdin is None else wire.EXEC_INPUT
         try:
             agent.send(self._commands.message(flags, process.id, argv, env, workdir, user))
         except (SandboxError, ConfigError):
@@ -235,9 +241,6 @@ class GuestSandbox(Sandbox):
 
     async def _revive(self, spec: SandboxSpec, image: Image, use: Use | None) -> NoReturn:
         self._refuse("start a sandbox again", "use backend native")
-
-    async def _terminal(self, user: str) -> tuple[Three, Three]:
-        self._refuse("give a command a terminal", "leave out tty=True")
 
 
 class _Hearing:

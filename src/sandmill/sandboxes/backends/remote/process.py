@@ -15,7 +15,7 @@ from sandmill.errors import ExecFailed, SandboxError, SandboxGone
 from sandmill.sandboxes.backends.native import wire
 from sandmill.sandboxes.backends.remote.client import AnswerError, Client
 from sandmill.sandboxes.dual import dual
-from sandmill.sandboxes.process import Process, Usage
+from sandmill.sandboxes.process import Process, Usage, check_size
 from sandmill.sandboxes.streams import Input, Output
 
 _POLL: Final = "30s"
@@ -135,7 +135,8 @@ class RemoteProcess(Process):
 
     @dual
     async def resize(self, rows: int, columns: int) -> None:
-        """Tells a command started with `tty=True` its terminal's size; without a terminal, nothing happens."""
+        """As on this machine."""
+        check_size(rows, columns)
         with contextlib.suppress(AnswerError):
             await self._client.ask("POST", f"processes/{self._name}/signals", json={"resize": {"rows": rows, "cols": columns}})
 
