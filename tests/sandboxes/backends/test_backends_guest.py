@@ -173,6 +173,40 @@ def test_a_guest_that_writes_more_than_was_asked_for_is_ended() -> None:
         make(liar).run("true", max_output=1000)
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda id: struct.pack("=I2IiI2I4Q", 61, wire.OUTPUT, id, 0, 0, 0, 5, 0, 0, 0, 0) + b"error",
+        lambda id: reply(wire.RESIZE, id),
+        lambda id: reply(wire.PART, id),
+        lambda id: reply(wire.OPEN, id),
+    ],
+    ids=["standard error", "a size", "a part", "a file"],
+)
+def test_a_guest_that_says_what_no_terminal_says_is_ended(answer: Callable[[int], bytes]) -> None:
+    def then(request: bytes) -> bytes:
+        op, id = struct.unpack_from("=2I", request, 4)
+        return reply(wire.STARTED, id) + answer(id) if op == wire.EXEC else b""
+
+    box = make(Liar(READY, then))
+    with pytest.raises(SandboxGone, match="protocol"):
+        box.exec("sh", tty=True).wait(10)
+    assert "protocol" in until_gone(box)
+
+
+def test_what_a_terminal_shows_is_bounded_whatever_a_guest_sends() -> None:
+    def then(request: bytes) -> bytes:
+        op, id = struct.unpack_from("=2I", request, 4)
+        flood = reply(wire.OUTPUT, id, data=b"x" * 40_000, out=40_000) * 50
+        return {wire.EXEC: reply(wire.STARTED, id) + flood, wire.KILL_TREE: reply(wire.EXIT, id, status=9)}.get(op, b"")
+
+    process = make(Liar(READY, then)).exec("sh", tty=True, max_output=1000, text=False)
+    process.resize(24, 80)
+    process.kill()
+    assert process.truncated
+    assert process.stdout.read() == b"x" * 1000
+
+
 def test_a_guest_that_does_not_answer_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent, "ANSWER_S", 0.3)
     monkeypatch.setattr(process, "START_S", 0.3)

@@ -99,7 +99,9 @@ def test_its_size_is_what_it_was_told(on_screen: Callable[..., Screen]) -> None:
 
 def test_whoever_is_in_the_foreground_learns_of_a_new_size(on_screen: Callable[..., Screen]) -> None:
     screen = shell(on_screen)
-    watcher = "import os, signal, time; signal.signal(28, lambda *_: print('now', os.get_terminal_size())); print('watch' 'es'); time.sleep(60)"
+    watcher = (
+        "import os, signal, time; signal.signal(28, lambda *_: print('now', os.get_terminal_size())); print('watch' 'es'); time.sleep(60)"
+    )
     screen.process.stdin.write(f'python3 -uc "{watcher}"\n')
     screen.until("watches")
     screen.process.resize(20, 60)
