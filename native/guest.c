@@ -328,6 +328,7 @@ _Noreturn static void be_agent(int socket) {
     int null = open("/dev/null", O_RDWR | O_CLOEXEC), high = fcntl(socket, F_DUPFD_CLOEXEC, 16), tasks = fcntl(null, F_DUPFD_CLOEXEC, 16);
     for (int fd = 0; fd < 3; fd++) dup2(null, fd);
     int signals = signal_descriptor();
+    copying_begin();
     if (null < 0 || high < 0 || tasks < 0 || signals < 0) _exit(1);
     if (dup3(high, 3, O_CLOEXEC) < 0 || (signals != 4 && dup3(signals, 4, O_CLOEXEC) < 0)) _exit(1);
     if (dup3(tasks, CPU_TASKS, O_CLOEXEC) < 0 || dup3(tasks, WRITTEN, O_CLOEXEC) < 0) _exit(1);

@@ -28,6 +28,7 @@ enum {
     CREATE_IMAGE = 1024,          /* CREATE: the payload names layers */
     CREATE_ON_HOST = 2048,        /* CREATE_IMAGE: the layers lie above this machine's own base */
     CREATE_PROVEN = 8192,         /* CREATE: one like it came up whole, so this one may report before it has closed itself in (spawn.c) */
+    EXEC_COPY = 16384,            /* to a guest: no command, but its changed files out, or those of another in (copying.c) */
     EXEC_INPUT = 4096,            /* to a guest, without EXEC_CAPTURE: standard input will come by AGENT_INPUT */
 };
 

@@ -30,11 +30,12 @@ struct victims {
 };
 
 struct place {               /* of a process among the others */
+    char state;
     pid_t parent, session;    /* -1 when there is no such process */
 };
 
 static struct place place_of(int proc, const char *pid) {
-    struct place place = {-1, -1};
+    struct place place = {'X', -1, -1};
     char path[32], text[512];
     snprintf(path, sizeof path, "%.16s/stat", pid);
     int fd = openat(proc, path, O_RDONLY | O_CLOEXEC);
@@ -43,7 +44,7 @@ static struct place place_of(int proc, const char *pid) {
     if (got <= 0) return place;
     text[got] = 0;
     const char *name_end = strrchr(text, ')'); /* a process may have ')' in its name */
-    if (!name_end || sscanf(name_end, ") %*c %d %*d %d", &place.parent, &place.session) != 2) return (struct place){-1, -1};
+    if (!name_end || sscanf(name_end, ") %c %d %*d %d", &place.state, &place.parent, &place.session) != 3) return (struct place){'X', -1, -1};
     return place;
 }
 
@@ -143,6 +144,33 @@ void kill_descendants(pid_t root, const pid_t *spared, int spared_count, void (*
         await_childless(reap);
     }
     await_gone(&victims, reap);
+}
+
+/* Stops everything below `root`, and waits, briefly, until it stands still: a signal takes effect when its process leaves the kernel. */
+void stop_tree(pid_t root) {
+    static struct victims stopped;
+    static const struct victims none;
+    uint64_t deadline = now_us() + GONE_US;
+    int proc = open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    stopped.count = 0;
+    stop_descendants(root, &stopped, &none, deadline);
+    for (int i = 0; i < stopped.count && now_us() < deadline;) {
+        char pid[16];
+        snprintf(pid, sizeof pid, "%d", stopped.pids[i]);
+        if (strchr("RS", place_of(proc, pid).state)) usleep(GONE_LOOK_US);
+        else i++;
+    }
+    if (proc >= 0) close(proc);
+}
+
+/* Lets everything below `root` go on. */
+void resume_tree(pid_t root) {
+    static struct table table;
+    static const struct victims none;
+    list_processes(&table, &none);
+    mark_descendants(&table, root, &none);
+    for (int i = 0; i < table.count; i++)
+        if (table.entries[i].below) kill(table.entries[i].pid, SIGCONT);
 }
 
 /* Sends a signal to every process of a session. */

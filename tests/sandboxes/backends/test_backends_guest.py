@@ -46,9 +46,7 @@ def test_idleness_ends_it_but_not_under_a_command(guests: Place) -> None:
 def test_what_a_backend_cannot_do_is_refused_with_its_name(guests: Place) -> None:
     with guests.create() as box:
         acts: tuple[Callable[[], object], ...] = (
-            lambda: box.fork(2),
             box.snapshot_filesystem,
-            box.freeze,
             lambda: box.halt(keep=True),
         )
         for act in acts:
