@@ -93,12 +93,13 @@ static int put_folder(int dir, size_t length, const struct stat *info, bool whol
 
 /* What the kernel shows as files, what lives no longer than a boot, and what cannot be written stays behind. */
 static bool stays(int inner, dev_t outer_device, int depth, const char *name) {
-    static const char *const VOLATILE[] = {"proc", "sys", "dev", "run"};
+    static const char *const SHOWN[] = {"proc", "sys", "dev"};
     struct statvfs place;
     struct stat info;
-    for (size_t i = 0; !depth && i < COUNT(VOLATILE); i++)
-        if (!strcmp(name, VOLATILE[i])) return true;
-    return !fstat(inner, &info) && info.st_dev != outer_device && !fstatvfs(inner, &place) && place.f_flag & ST_RDONLY;
+    for (size_t i = 0; !depth && i < COUNT(SHOWN); i++)
+        if (!strcmp(name, SHOWN[i])) return true;
+    if (fstat(inner, &info) || info.st_dev == outer_device || fstatvfs(inner, &place)) return false;
+    return place.f_flag & ST_RDONLY || (!depth && !strcmp(name, "run"));
 }
 
 static int put_below(int dir, const char *name, size_t length, const struct stat *above, bool changed, bool whole, int depth) {

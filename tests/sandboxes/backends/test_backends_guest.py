@@ -59,6 +59,18 @@ def test_what_a_backend_cannot_do_is_refused_with_its_name(guests: Place) -> Non
         box.start()
 
 
+def test_what_cannot_be_copied_is_said_and_the_sandbox_goes_on(guests: Place) -> None:
+    with guests.create() as box:
+        ticking = box.exec("sh", "-c", "while :; do date +%N > tick; sleep 0.02; done")
+        box.run("python3", "-c", "import os\nfor _ in range(210): os.mkdir('d'); os.chdir('d')")
+        with pytest.raises(SandboxError, match=r"could not be copied: '/workspace/d/d.*Too many levels"):
+            box.fork(2)
+        box.run("rm", "-rf", "d")
+        assert box.run("sh", "-c", "rm tick; until [ -s tick ]; do sleep 0.05; done", timeout=20).exit_code == 0
+        ticking.kill()
+        box.fork(1)[0].terminate()
+
+
 def test_a_guests_folders_are_not_files(guests: Place) -> None:
     with guests.create() as box:
         box.write("f", b"")
@@ -203,6 +215,48 @@ def test_what_a_terminal_shows_is_bounded_whatever_a_guest_sends() -> None:
     process.kill()
     assert process.truncated
     assert process.stdout.read() == b"x" * 1000
+
+
+def copying(answer: Callable[[int], bytes]) -> Liar:
+    """A guest that takes part in everything, and answers so when its files are asked for."""
+
+    def then(request: bytes) -> bytes:
+        op, id, flags = struct.unpack_from("=3I", request, 4)
+        if op == wire.EXEC and flags & wire.EXEC_COPY:
+            return reply(wire.STARTED, id) + answer(id)
+        return {wire.KILL_TREE: reply(wire.EXIT, id, status=9)}.get(op, reply(op, id))
+
+    return Liar(READY, then)
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (lambda id: reply(wire.OUTPUT, id, data=b"x" * 40_000, out=40_000) * 120, "more than 4194304 bytes"),
+        (lambda id: reply(wire.EXIT, id, status=5 << 8), "Input/output error"),
+        (lambda id: reply(wire.EXIT, id, status=9), "it was killed"),
+        (lambda id: reply(wire.EXIT, id, status=errno.EPERM, flags=wire.NOT_STARTED), "could not be started"),
+    ],
+    ids=["too much", "an error", "an end", "none"],
+)
+def test_files_that_do_not_come_whole_make_no_fork(answer: Callable[[int], bytes], why: str) -> None:
+    liar = copying(answer)
+    box = block_on(create_guest(liar, SandboxSpec.of(disk="1Mi"), None, None, None))
+    with pytest.raises(SandboxError, match=why):
+        box.fork(1)
+    assert box.alive
+    box.terminate()
+    assert liar.destroyed == 1
+
+
+def test_a_fork_whose_files_do_not_go_in_is_ended() -> None:
+    ends = iter([0, 28 << 8])
+    liar = copying(lambda id: reply(wire.EXIT, id, status=next(ends)))
+    box = make(liar)
+    with pytest.raises(SandboxCreateFailed, match="No space left"):
+        box.fork(1)
+    assert box.alive
+    assert liar.destroyed == 1
 
 
 def test_a_guest_that_does_not_answer_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
