@@ -51,9 +51,9 @@ static int running_jobs(void) {
     return count;
 }
 
-static struct job *find_job(uint32_t id) {
+static struct job *find_job(uint32_t id, uint32_t op) {
     for (int i = 0; i < MOST_JOBS; i++)
-        if (jobs[i].supervisor && jobs[i].id == id && !jobs[i].op) return &jobs[i];
+        if (jobs[i].supervisor && jobs[i].id == id && jobs[i].op == op) return &jobs[i];
     return NULL;
 }
 
@@ -183,11 +183,29 @@ static int start_supervised(const struct command *command) {
     return 0;
 }
 
+/* A guest's files go out or come in over a command's pipes; what moves them ends with no word but its own. */
+_Noreturn static void become_copier(const struct command *command) {
+    struct agent_reply started = {.op = AGENT_STARTED, .id = command->id}, ended = {.op = AGENT_EXIT, .id = command->id};
+    wire_send(channel, &started, sizeof started, NULL, 0, -1);
+    for (int i = 0; i < 3; i++) dup2(command->fds[i], i);
+    ended.status = W_EXITCODE(filesystem_identity(UID_OF(command->who), GID_OF(command->who)) ? errno : copy_files(command->argv[0]), 0);
+    wire_send(channel, &ended, sizeof ended, NULL, 0, -1);
+    _exit(0);
+}
+
+static int start_copier(const struct command *command) {
+    struct job *job = free_job();
+    pid_t pid = job ? fork() : (errno = EAGAIN, -1);
+    if (pid == 0) become_copier(command);
+    if (pid > 0) *job = (struct job){pid, command->id, AGENT_EXIT};
+    return pid < 0 ? errno : 0;
+}
+
 static void start_command(const struct agent_request *request, const struct message *message) {
     struct command command;
     int error = parse_command(request, message, &command);
     if (!error && !guest && !own.command && !running_jobs() && !strays && request->max_output <= OWN_OUTPUT) return start_own(&command);
-    if (!error) error = start_supervised(&command);
+    if (!error) error = guest && command.flags & EXEC_COPY ? start_copier(&command) : start_supervised(&command);
     free(command.argv);
     if (error) {
         struct agent_reply answer = {.op = AGENT_EXIT, .id = request->id, .status = error, .flags = NOT_STARTED};
@@ -203,8 +221,9 @@ static void await_tree_dead(void) {
 }
 
 static void kill_tree(const struct agent_request *request) {
-    struct job *job = find_job(request->id);
+    struct job *job = find_job(request->id, 0), *copier = find_job(request->id, AGENT_EXIT);
     union sigval none = {0};
+    if (copier) kill(copier->supervisor, SIGKILL);
     if (own.command && own_command.id == request->id) kill_own();
     else if (job && !sigqueue(job->supervisor, SIGUSR1, none)) {
         if (frozen) kill(job->supervisor, SIGCONT); /* it cannot deal the blow while it is stopped itself */
@@ -213,7 +232,7 @@ static void kill_tree(const struct agent_request *request) {
 }
 
 static void send_signal(const struct agent_request *request) {
-    struct job *job = find_job(request->id);
+    struct job *job = find_job(request->id, 0);
     union sigval number = {.sival_int = (int)request->first};
     if (request->first < 1 || request->first > 64) return;
     if (own.command && own_command.id == request->id && !own.exited) kill(-own.child, (int)request->first);
@@ -295,7 +314,8 @@ static void write_batch(const struct agent_request *request, const struct messag
 
 static void freeze(const struct agent_request *request) {
     frozen = request->op == AGENT_FREEZE;
-    if (frozen) freeze_processes();
+    if (guest) (frozen ? stop_tree : resume_tree)(getpid());
+    else if (frozen) freeze_processes();
     else thaw_processes();
     reply(request, 0, 0, -1);
 }

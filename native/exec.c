@@ -227,12 +227,18 @@ static void reap_supervised(void) {
     while ((pid = wait4(-1, &status, WNOHANG, &usage)) > 0) supervision_ended(&supervised, pid, status, &usage);
 }
 
+/* To the command's process group. A changed terminal concerns its whole session: whoever is in the foreground there. */
+static void pass_on(const struct supervision *s, int number) {
+    if (guest && number == SIGWINCH && s->command->flags & EXEC_TTY) signal_session(s->child, number);
+    else kill(-s->child, number);
+}
+
 static void handle_signals(int signals, int tree_dead) {
     struct supervision *s = &supervised;
     struct signalfd_siginfo info;
     while (read(signals, &info, sizeof info) == sizeof info) {
         uint64_t one = 1;
-        if (info.ssi_signo == SIGUSR2 && !s->exited) kill(-s->child, guest ? *asked_signal : info.ssi_int);
+        if (info.ssi_signo == SIGUSR2 && !s->exited) pass_on(s, guest ? *asked_signal : info.ssi_int);
         if (info.ssi_signo != SIGUSR1) continue;
         kill_descendants(getpid(), NULL, 0, reap_supervised);
         if (write(tree_dead, &one, sizeof one) < 0) break;

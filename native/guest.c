@@ -2,8 +2,9 @@
  * Out: replies as frames on standard output.
  *
  * This process is the relay, and its one child is the agent. Descriptors cannot travel over a stream: a command's output and a file's
- * contents come back as AGENT_OUTPUT, its input goes in as AGENT_INPUT. A frame is its length and the message; in text mode, for
- * transports that carry text only, a line of base64. When standard input ends, every process that was started here dies. */
+ * contents come back as AGENT_OUTPUT, its input goes in as AGENT_INPUT; a terminal's own end stays here. A frame is its length and the
+ * message; in text mode, for transports that carry text only, a line of base64. When standard input ends, every process that was
+ * started here dies. */
 #define _GNU_SOURCE
 #include "warden.h"
 #include <errno.h>
@@ -28,11 +29,11 @@ enum {
 };
 
 struct streamed {                /* a command whose output goes back as it comes */
-    bool used, closing, ended;
+    bool used, closing, ended, terminal;
     uint32_t id;
-    int out, err, in;            /* our ends, -1 when closed */
+    int out, err, in;            /* our ends, -1 when closed; of a terminal both out and in */
     unsigned char *input;        /* not written yet */
-    size_t input_bytes;
+    size_t input_bytes, line_bytes;
     uint64_t taken, deadline_us;
     struct agent_reply exit;
 };
@@ -144,6 +145,20 @@ static int make_pipes(struct streamed *command, bool with_input, int theirs[3]) 
     return 0;
 }
 
+/* A terminal; input may end before output does. */
+static int make_terminal(struct streamed *command, uint32_t who, int theirs[3]) {
+    int terminal = terminal_open(who, &theirs[0]), input = terminal < 0 ? -1 : fcntl(terminal, F_DUPFD_CLOEXEC, 0);
+    if (input < 0) {
+        int error = errno;
+        shut(&terminal), shut(&theirs[0]);
+        return error;
+    }
+    command->terminal = true;
+    command->out = terminal, command->err = -1, command->in = input;
+    theirs[1] = theirs[2] = theirs[0];
+    return 0;
+}
+
 static void start_streamed(struct agent_request *request, const unsigned char *payload, size_t bytes) {
     struct streamed *command = NULL;
     int theirs[3] = {-1, -1, -1}, error;
@@ -151,13 +166,15 @@ static void start_streamed(struct agent_request *request, const unsigned char *p
         if (!commands[i].used) command = &commands[i];
     if (!command) return refuse(request, EAGAIN);
     *command = (struct streamed){.used = true, .id = request->id};
-    if ((error = make_pipes(command, request->flags & EXEC_INPUT, theirs))) {
+    if (request->flags & EXEC_TTY) error = make_terminal(command, request->who, theirs);
+    else error = make_pipes(command, request->flags & EXEC_INPUT, theirs);
+    if (error) {
         command->used = false;
         return refuse(request, error);
     }
     request->flags &= ~(uint32_t)EXEC_INPUT;
     to_agent(request, payload, bytes, theirs, 3);
-    for (int i = 0; i < 3; i++) close(theirs[i]);
+    for (int i = 0; i < (command->terminal ? 1 : 3); i++) close(theirs[i]);
 }
 
 static void open_path(struct agent_request *request, const unsigned char *payload, size_t bytes) {
@@ -180,6 +197,13 @@ static void take_input(const struct agent_request *request, const unsigned char 
     if (!bytes) command->closing = true;
 }
 
+static void resize(const struct agent_request *request) {
+    const struct streamed *command = find_command(request->id);
+    struct agent_request tell = {.op = AGENT_SIGNAL, .id = request->id, .first = SIGWINCH};
+    if (!command || !command->terminal || command->out < 0) return;
+    if (!terminal_resize(command->out, request->first, request->second)) to_agent(&tell, NULL, 0, NULL, 0);
+}
+
 static void take_frame(const unsigned char *frame, size_t bytes) {
     struct agent_request request;
     if (bytes < sizeof request) guest_give_up("a frame that is too short");
@@ -191,6 +215,7 @@ static void take_frame(const unsigned char *frame, size_t bytes) {
         return buffer_append(&parts, payload, bytes);
     }
     if (request.op == AGENT_INPUT) return take_input(&request, payload, bytes);
+    if (request.op == AGENT_RESIZE) return resize(&request);
     if (parts.bytes) {
         buffer_append(&parts, payload, bytes);
         payload = parts.data;
@@ -215,7 +240,9 @@ static void forward(struct streamed *command, int *fd) {
 }
 
 static void feed(struct streamed *command) {
-    ssize_t done = command->input_bytes ? write(command->in, command->input, command->input_bytes) : 0;
+    ssize_t done = 0;
+    if (command->input_bytes && command->terminal) done = terminal_type(command->in, command->input, command->input_bytes, &command->line_bytes);
+    else if (command->input_bytes) done = write(command->in, command->input, command->input_bytes);
     struct agent_reply reply = {.op = AGENT_INPUT, .id = command->id};
     if (done < 0 && (errno == EAGAIN || errno == EINTR)) return;
     if (done < 0) {
@@ -301,6 +328,7 @@ _Noreturn static void be_agent(int socket) {
     int null = open("/dev/null", O_RDWR | O_CLOEXEC), high = fcntl(socket, F_DUPFD_CLOEXEC, 16), tasks = fcntl(null, F_DUPFD_CLOEXEC, 16);
     for (int fd = 0; fd < 3; fd++) dup2(null, fd);
     int signals = signal_descriptor();
+    copying_begin();
     if (null < 0 || high < 0 || tasks < 0 || signals < 0) _exit(1);
     if (dup3(high, 3, O_CLOEXEC) < 0 || (signals != 4 && dup3(signals, 4, O_CLOEXEC) < 0)) _exit(1);
     if (dup3(tasks, CPU_TASKS, O_CLOEXEC) < 0 || dup3(tasks, WRITTEN, O_CLOEXEC) < 0) _exit(1);

@@ -18,7 +18,7 @@ enum {
     PAYLOAD_IN_FD = 1,           /* the last descriptor is a memfd that holds the payload */
     EXEC_CAPTURE = 2,            /* collect output here and send it with the exit message; otherwise three descriptors come along */
     EXEC_MERGE = 4,              /* captured stderr goes where stdout goes */
-    EXEC_TTY = 8,                /* descriptor 0 becomes the controlling terminal */
+    EXEC_TTY = 8,                /* descriptor 0 becomes the controlling terminal; a guest makes one and needs no EXEC_INPUT */
     EXEC_HOME = 16,              /* cwd is the sandbox's own workdir: when it was deleted, start in / instead of failing */
     OPEN_PARENTS = 32,           /* create missing parent folders first */
     REMOVE_TREE = 64,            /* a folder with everything in it */
@@ -28,6 +28,7 @@ enum {
     CREATE_IMAGE = 1024,          /* CREATE: the payload names layers */
     CREATE_ON_HOST = 2048,        /* CREATE_IMAGE: the layers lie above this machine's own base */
     CREATE_PROVEN = 8192,         /* CREATE: one like it came up whole, so this one may report before it has closed itself in (spawn.c) */
+    EXEC_COPY = 16384,            /* to a guest: no command, but its changed files out, or those of another in (copying.c) */
     EXEC_INPUT = 4096,            /* to a guest, without EXEC_CAPTURE: standard input will come by AGENT_INPUT */
 };
 
@@ -67,14 +68,14 @@ struct warden_reply {
 enum { AGENT_READY = 1, AGENT_EXEC, AGENT_SIGNAL, AGENT_KILL_TREE, AGENT_KILL_ALL, AGENT_PING, AGENT_OPEN, AGENT_WRITE,
        AGENT_REMOVE, AGENT_MKDIR, AGENT_OUTPUT, AGENT_EXIT, AGENT_STARTED,
        AGENT_WRITTEN /* hands back the folder of everything the sandbox wrote */, AGENT_FREEZE, AGENT_THAW,
-       AGENT_PART, AGENT_INPUT };
-/* The last two are between host and guest (guest.c) only: a piece of a payload, before the rest of it; bytes for a command's standard
- * input (none: its end), answered with how many it has taken in all (user_us) or EPIPE. */
+       AGENT_PART, AGENT_INPUT, AGENT_RESIZE };
+/* The last three are between host and guest (guest.c) only: a piece of a payload, before the rest of it; bytes for a command's standard
+ * input (none: its end), answered with how many it has taken in all (user_us) or EPIPE; a size for a command's terminal, not answered. */
 
 struct agent_request {
     uint32_t op, id, flags, payload_bytes;
     uint32_t who;             /* who acts: EXEC, OPEN, WRITE, REMOVE, MKDIR */
-    uint32_t first, second;   /* EXEC: argc, envc. SIGNAL: number. OPEN: open(2) flags, mode. MKDIR: -, mode */
+    uint32_t first, second;   /* EXEC: argc, envc. SIGNAL: number. OPEN: open(2) flags, mode. MKDIR: -, mode. RESIZE: rows, columns */
     uint32_t stdin_bytes;     /* EXEC_CAPTURE: bytes at the end of the payload fed to standard input */
     uint64_t max_output;      /* EXEC_CAPTURE: bytes kept per stream */
 };

@@ -29,16 +29,23 @@ struct victims {
     int count;
 };
 
-static pid_t parent_of(int proc, const char *pid) {
+struct place {               /* of a process among the others */
+    char state;
+    pid_t parent, session;    /* -1 when there is no such process */
+};
+
+static struct place place_of(int proc, const char *pid) {
+    struct place place = {'X', -1, -1};
     char path[32], text[512];
     snprintf(path, sizeof path, "%.16s/stat", pid);
     int fd = openat(proc, path, O_RDONLY | O_CLOEXEC);
     ssize_t got = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
     if (fd >= 0) close(fd);
-    if (got <= 0) return -1;
+    if (got <= 0) return place;
     text[got] = 0;
     const char *name_end = strrchr(text, ')'); /* a process may have ')' in its name */
-    return name_end && strlen(name_end) > 4 ? (pid_t)strtol(name_end + 4, NULL, 10) : -1;
+    if (!name_end || sscanf(name_end, ") %c %d %*d %d", &place.state, &place.parent, &place.session) != 3) return (struct place){'X', -1, -1};
+    return place;
 }
 
 static bool contains(const struct victims *victims, pid_t pid) {
@@ -56,7 +63,7 @@ static void list_processes(struct table *table, const struct victims *victims) {
         if (entry->d_name[0] < '1' || entry->d_name[0] > '9') continue;
         pid_t pid = (pid_t)atoi(entry->d_name);
         bool known = contains(victims, pid);
-        pid_t parent = known ? 0 : parent_of(dirfd(list), entry->d_name);
+        pid_t parent = known ? 0 : place_of(dirfd(list), entry->d_name).parent;
         if (parent >= 0) table->entries[table->count++] = (struct entry){pid, parent, known};
     }
     closedir(list);
@@ -137,4 +144,40 @@ void kill_descendants(pid_t root, const pid_t *spared, int spared_count, void (*
         await_childless(reap);
     }
     await_gone(&victims, reap);
+}
+
+/* Stops everything below `root`, and waits, briefly, until it stands still: a signal takes effect when its process leaves the kernel. */
+void stop_tree(pid_t root) {
+    static struct victims stopped;
+    static const struct victims none;
+    uint64_t deadline = now_us() + GONE_US;
+    int proc = open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    stopped.count = 0;
+    stop_descendants(root, &stopped, &none, deadline);
+    for (int i = 0; i < stopped.count && now_us() < deadline;) {
+        char pid[16];
+        snprintf(pid, sizeof pid, "%d", stopped.pids[i]);
+        if (strchr("RS", place_of(proc, pid).state)) usleep(GONE_LOOK_US);
+        else i++;
+    }
+    if (proc >= 0) close(proc);
+}
+
+/* Lets everything below `root` go on. */
+void resume_tree(pid_t root) {
+    static struct table table;
+    static const struct victims none;
+    list_processes(&table, &none);
+    mark_descendants(&table, root, &none);
+    for (int i = 0; i < table.count; i++)
+        if (table.entries[i].below) kill(table.entries[i].pid, SIGCONT);
+}
+
+/* Sends a signal to every process of a session. */
+void signal_session(pid_t session, int number) {
+    DIR *list = opendir("/proc");
+    for (struct dirent *entry; list && (entry = readdir(list));)
+        if (entry->d_name[0] >= '1' && entry->d_name[0] <= '9' && place_of(dirfd(list), entry->d_name).session == session)
+            kill((pid_t)atoi(entry->d_name), number);
+    if (list) closedir(list);
 }

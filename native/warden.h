@@ -198,6 +198,15 @@ bool reading_opened(struct agent_reply *reply, int fd);
 bool readings_wait(void);
 void readings_move(void);
 
+/* copying.c */
+void copying_begin(void);
+int copy_files(const char *direction);
+
+/* terminal.c */
+int terminal_open(uint32_t who, int *end);
+bool terminal_resize(int terminal, uint32_t rows, uint32_t columns);
+ssize_t terminal_type(int terminal, const unsigned char *keys, size_t bytes, size_t *line_bytes);
+
 /* guest.c */
 int guest_main(int argc, char **argv);
 
@@ -205,6 +214,9 @@ int guest_main(int argc, char **argv);
 /* How long the killed are waited for, and how often it is looked. They are gone at once, unless nothing gets the processor. */
 enum { GONE_US = 1000000, GONE_LOOK_US = 200 };
 void kill_descendants(pid_t root, const pid_t *spared, int spared_count, void (*reap)(void));
+void signal_session(pid_t session, int number);
+void stop_tree(pid_t root);
+void resume_tree(pid_t root);
 
 /* small wrappers of system calls that libc lacks */
 int write_text(int dir, const char *path, const char *text);

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import pty
-import select
 import signal
 import struct
-import subprocess
 import termios
 import time
 from fcntl import ioctl
 
 import pytest
+from shell_terminal import Terminal
 
 DEADLINE_S = 60.0
 
@@ -166,36 +164,6 @@ def test_a_shell_without_a_terminal_says_so(sandmill):
     done = sandmill("sandbox", "shell")
     assert done.returncode == 2
     assert b"a shell needs a terminal on standard input and output" in done.stderr
-
-
-class Terminal:
-    """A pseudo-terminal with the command on its other side."""
-
-    def __init__(self, sandmill, *words) -> None:
-        self.ours, theirs = pty.openpty()
-        ioctl(self.ours, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 101, 0, 0))
-        self.before = termios.tcgetattr(theirs)
-        self.process = sandmill.start(*words, stdin=theirs, stdout=theirs, stderr=subprocess.STDOUT, start_new_session=True)
-        self.theirs = theirs
-        self.said = b""
-
-    def until(self, words):
-        end = time.monotonic() + DEADLINE_S
-        while words not in self.said:
-            assert time.monotonic() < end, self.said
-            if select.select([self.ours], [], [], 0.2)[0]:
-                self.said += os.read(self.ours, 65536)
-        before, _, self.said = self.said.partition(words)
-        return before
-
-    def type(self, keys):
-        os.write(self.ours, keys)
-
-    def close(self):
-        self.process.kill()
-        self.process.wait()
-        os.close(self.ours)
-        os.close(self.theirs)
 
 
 @pytest.fixture

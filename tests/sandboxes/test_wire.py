@@ -118,7 +118,13 @@ def test_the_two_sides_of_the_protocol_agree() -> None:
     header = (NATIVE / "protocol.h").read_text()
     flags = dict(re.findall(r"^\s+(\w+) = (\d+),", header, re.MULTILINE))
     pairs = {name: getattr(wire, name) for name in ("PAYLOAD_IN_FD", "EXEC_CAPTURE", "EXEC_MERGE", "EXEC_TTY", "EXEC_HOME")}
-    pairs |= {"OPEN_PARENTS": wire.OPEN_PARENTS, "REMOVE_TREE": wire.REMOVE_TREE, "HURRY": wire.HURRY_ON}
+    pairs |= {
+        "OPEN_PARENTS": wire.OPEN_PARENTS,
+        "REMOVE_TREE": wire.REMOVE_TREE,
+        "HURRY": wire.HURRY_ON,
+        "EXEC_INPUT": wire.EXEC_INPUT,
+        "EXEC_COPY": wire.EXEC_COPY,
+    }
     assert {name: int(flags[name]) for name in pairs} == pairs
     listed = re.search(r"enum \{ (AGENT_READY = 1.*?)\};", header, re.DOTALL)
     assert listed

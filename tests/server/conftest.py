@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from postgres_process import Postgres
 from server_process import KEY, Server, serving
+
+collect_ignore = [] if shutil.which("runsc") else ["test_server_guests.py"]
 
 
 @pytest.fixture(scope="session")

@@ -38,6 +38,7 @@ _DNS = 53
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """The sandbox that a command line asks for. `files`: contents by path, relative ones from the workdir."""
 
+    backend: str | None
     cpu: str
     memory: str
     disk: str
@@ -52,6 +53,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     def of(
         cls,
         *,
+        backend: str | None,
         cpu: str,
         memory: str,
         disk: str,
@@ -69,6 +71,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
         copies = [_pair(text, ":", "--file", "HOST:BOX") for text in files]
         contents = {box: _contents(Path(host)) for host, box in copies}
         return cls(
+            backend=backend,
             cpu=cpu,
             memory=memory,
             disk=disk,
@@ -83,6 +86,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     def create(self) -> Sandbox:
         """The sandbox, alive, with its files in place. Raises ConfigError, SandboxError."""
         sandbox = Sandbox.create(
+            backend=self.backend,
             cpu=self.cpu,
             memory=self.memory,
             disk=self.disk,

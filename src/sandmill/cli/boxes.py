@@ -15,6 +15,10 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+Backend = Annotated[
+    str | None,
+    typer.Option("--backend", metavar="NAME", help="native, gvisor, e2b, kubernetes or server. Default: SANDMILL_BACKEND, else native."),
+]
 Cpu = Annotated[str, typer.Option("--cpu", metavar="CORES", help='Cores, such as "1" or "500m".')]
 Memory = Annotated[str, typer.Option("--memory", metavar="SIZE", help="Memory limit.")]
 Disk = Annotated[str, typer.Option("--disk", metavar="SIZE", help="Limit of everything it writes.")]
@@ -35,6 +39,7 @@ User = Annotated[str | None, typer.Option("--user", metavar="NAME", help="Who ru
 @app.command(context_settings={"allow_interspersed_args": False})
 def run(
     command: Annotated[list[str], typer.Argument(metavar="-- CMD...", help="The command and its arguments.")],
+    backend: Backend = None,
     cpu: Cpu = "1",
     memory: Memory = "2Gi",
     disk: Disk = "1Gi",
@@ -55,6 +60,7 @@ def run(
     from sandmill.cli import box
 
     wanted = box.Wanted.of(
+        backend=backend,
         cpu=cpu,
         memory=memory,
         disk=disk,
@@ -72,6 +78,7 @@ def run(
 
 @app.command()
 def shell(
+    backend: Backend = None,
     cpu: Cpu = "1",
     memory: Memory = "2Gi",
     disk: Disk = "1Gi",
@@ -90,6 +97,7 @@ def shell(
     from sandmill.cli.box import Wanted
 
     wanted = Wanted.of(
+        backend=backend,
         cpu=cpu,
         memory=memory,
         disk=disk,

@@ -57,6 +57,11 @@ class Commands:
         self._env: dict[str, tuple[bytes, int]] = {}
         self._workdir = wire.encode(spec.workdir)
 
+    @property
+    def strongest(self) -> str:
+        """`root` where there is one inside, else `user`."""
+        return "user" if self._rootless else "root"
+
     def who(self, user: str) -> int:
         """`user`, `root`, the image's own user or a number (its group's too), as wire.identity. Raises ConfigError, ExecFailed."""
         who = self._user(user)[0]

@@ -11,7 +11,7 @@ import contextlib
 import errno
 import logging
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Self, cast
 
 from sandmill.errors import ExecFailed, ImageError, SandboxError, SandboxGone
@@ -86,29 +86,13 @@ class Preserving(abc.ABC):
         """`n` new sandboxes that start from its files as they are now, which they share until they write. It lives on itself; none of
         its processes is copied. All or none: raises what `Sandbox.create` raises.
         """
-        if n < 1:
-            raise ImageError(f"a sandbox can be forked into one or more, not {n}")
+        check_count(n)
         image, use = await self._seal(self._live())
         spec = settle(self.spec, image)
-        room = asyncio.Semaphore(_FORKING_AT_ONCE)
-        made: list[Sandbox] = []
-
-        async def make(number: int) -> None:
-            async with room:
-                made.append(await self._sibling(spec, image, use.share(), None if name is None else f"{name}-{number}"))
-
         try:
-            async with asyncio.TaskGroup() as group:
-                for number in range(n):
-                    group.create_task(make(number))
-        except BaseException as error:
-            await asyncio.gather(*(sandbox.stop("its siblings could not be made") for sandbox in made))
-            if isinstance(error, BaseExceptionGroup):
-                raise error.exceptions[0] from error
-            raise
+            return await all_or_none(n, name, lambda called: self._sibling(spec, image, use.share(), called))
         finally:
             await in_thread(use.release)
-        return made
 
     @dual
     async def fork_parts(
@@ -277,6 +261,33 @@ class Preserving(abc.ABC):
                 return (await agent.ask(op))[1]
         except TimeoutError:
             raise SandboxError(f"sandbox {self.name} did not answer within {_FREEZE_S:.0f} s") from None
+
+
+def check_count(n: int) -> None:
+    """Raises ImageError for a number of forks that makes no sense."""
+    if n < 1:
+        raise ImageError(f"a sandbox can be forked into one or more, not {n}")
+
+
+async def all_or_none(n: int, name: str | None, make: Callable[[str | None], Awaitable[Sandbox]]) -> list[Sandbox]:
+    """`n` siblings, called `name-0` and so on where there is a name; a failure ends those that were made."""
+    room = asyncio.Semaphore(_FORKING_AT_ONCE)
+    made: list[Sandbox] = []
+
+    async def one(number: int) -> None:
+        async with room:
+            made.append(await make(None if name is None else f"{name}-{number}"))
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for number in range(n):
+                group.create_task(one(number))
+    except BaseException as error:
+        await asyncio.gather(*(sandbox.stop("its siblings could not be made") for sandbox in made))
+        if isinstance(error, BaseExceptionGroup):
+            raise error.exceptions[0] from error
+        raise
+    return made
 
 
 class Sealed(NamedTuple):

@@ -39,6 +39,7 @@ PIPE: Final = Stdin.PIPE
 """As `stdin=`: the command's standard input stays open and is written through `process.stdin`."""
 _DRAIN_S: Final = 0.05
 _KILL_PATIENCE_S: Final = 5.0
+_LARGEST_SIZE: Final = 65535
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,7 +127,8 @@ class Process:
 
     @dual
     async def resize(self, rows: int, columns: int) -> None:
-        """Tells a command started with `tty=True` its terminal's size; without a terminal, nothing happens."""
+        """Tells a command started with `tty=True` its terminal's size; without a terminal, nothing happens. Raises ConfigError."""
+        check_size(rows, columns)
         if self.stdin._fd >= 0 and os.isatty(self.stdin._fd):
             fcntl.ioctl(self.stdin._fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
@@ -268,6 +270,13 @@ class Capture:
         if not self.future.done():
             self.future.set_exception(error)
             self.future.exception()  # whoever waited may have been cancelled: nobody owes this a look
+
+
+def check_size(rows: int, columns: int) -> None:
+    """Raises ConfigError for what no terminal can be."""
+    for field, value in (("rows", rows), ("columns", columns)):
+        if not 0 <= value <= _LARGEST_SIZE:
+            raise ConfigError(f"a terminal has 0 to {_LARGEST_SIZE} {field}, not {value}", field=field)
 
 
 def usage_of(reply: wire.AgentReply) -> Usage:

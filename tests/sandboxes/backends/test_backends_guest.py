@@ -46,10 +46,7 @@ def test_idleness_ends_it_but_not_under_a_command(guests: Place) -> None:
 def test_what_a_backend_cannot_do_is_refused_with_its_name(guests: Place) -> None:
     with guests.create() as box:
         acts: tuple[Callable[[], object], ...] = (
-            lambda: box.fork(2),
             box.snapshot_filesystem,
-            box.freeze,
-            lambda: box.exec("sh", tty=True),
             lambda: box.halt(keep=True),
         )
         for act in acts:
@@ -60,6 +57,18 @@ def test_what_a_backend_cannot_do_is_refused_with_its_name(guests: Place) -> Non
         guests.create(continuity="Snapshotted")
     with pytest.raises(Unsupported, match="start a sandbox again"):
         box.start()
+
+
+def test_what_cannot_be_copied_is_said_and_the_sandbox_goes_on(guests: Place) -> None:
+    with guests.create() as box:
+        ticking = box.exec("sh", "-c", "while :; do date +%N > tick; sleep 0.02; done")
+        box.run("python3", "-c", "import os\nfor _ in range(210): os.mkdir('d'); os.chdir('d')")
+        with pytest.raises(SandboxError, match=r"could not be copied: '/workspace/d/d.*Too many levels"):
+            box.fork(2)
+        box.run("rm", "-rf", "d")
+        assert box.run("sh", "-c", "rm tick; until [ -s tick ]; do sleep 0.05; done", timeout=20).exit_code == 0
+        ticking.kill()
+        box.fork(1)[0].terminate()
 
 
 def test_a_guests_folders_are_not_files(guests: Place) -> None:
@@ -172,6 +181,82 @@ def test_a_guest_that_writes_more_than_was_asked_for_is_ended() -> None:
     liar = Liar(READY, lambda request: reply(wire.OUTPUT, struct.unpack_from("=2I", request, 4)[1], data=b"x" * 3000, out=3000))
     with pytest.raises(SandboxGone, match="protocol"):
         make(liar).run("true", max_output=1000)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda id: struct.pack("=I2IiI2I4Q", 61, wire.OUTPUT, id, 0, 0, 0, 5, 0, 0, 0, 0) + b"error",
+        lambda id: reply(wire.RESIZE, id),
+        lambda id: reply(wire.PART, id),
+        lambda id: reply(wire.OPEN, id),
+    ],
+    ids=["standard error", "a size", "a part", "a file"],
+)
+def test_a_guest_that_says_what_no_terminal_says_is_ended(answer: Callable[[int], bytes]) -> None:
+    def then(request: bytes) -> bytes:
+        op, id = struct.unpack_from("=2I", request, 4)
+        return reply(wire.STARTED, id) + answer(id) if op == wire.EXEC else b""
+
+    box = make(Liar(READY, then))
+    with pytest.raises(SandboxGone, match="protocol"):
+        box.exec("sh", tty=True).wait(10)
+    assert "protocol" in until_gone(box)
+
+
+def test_what_a_terminal_shows_is_bounded_whatever_a_guest_sends() -> None:
+    def then(request: bytes) -> bytes:
+        op, id = struct.unpack_from("=2I", request, 4)
+        flood = reply(wire.OUTPUT, id, data=b"x" * 40_000, out=40_000) * 50
+        return {wire.EXEC: reply(wire.STARTED, id) + flood, wire.KILL_TREE: reply(wire.EXIT, id, status=9)}.get(op, b"")
+
+    process = make(Liar(READY, then)).exec("sh", tty=True, max_output=1000, text=False)
+    process.resize(24, 80)
+    process.kill()
+    assert process.truncated
+    assert process.stdout.read() == b"x" * 1000
+
+
+def copying(answer: Callable[[int], bytes]) -> Liar:
+    """A guest that takes part in everything, and answers so when its files are asked for."""
+
+    def then(request: bytes) -> bytes:
+        op, id, flags = struct.unpack_from("=3I", request, 4)
+        if op == wire.EXEC and flags & wire.EXEC_COPY:
+            return reply(wire.STARTED, id) + answer(id)
+        return {wire.KILL_TREE: reply(wire.EXIT, id, status=9)}.get(op, reply(op, id))
+
+    return Liar(READY, then)
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (lambda id: reply(wire.OUTPUT, id, data=b"x" * 40_000, out=40_000) * 120, "more than 4194304 bytes"),
+        (lambda id: reply(wire.EXIT, id, status=5 << 8), "Input/output error"),
+        (lambda id: reply(wire.EXIT, id, status=9), "it was killed"),
+        (lambda id: reply(wire.EXIT, id, status=errno.EPERM, flags=wire.NOT_STARTED), "could not be started"),
+    ],
+    ids=["too much", "an error", "an end", "none"],
+)
+def test_files_that_do_not_come_whole_make_no_fork(answer: Callable[[int], bytes], why: str) -> None:
+    liar = copying(answer)
+    box = block_on(create_guest(liar, SandboxSpec.of(disk="1Mi"), None, None, None))
+    with pytest.raises(SandboxError, match=why):
+        box.fork(1)
+    assert box.alive
+    box.terminate()
+    assert liar.destroyed == 1
+
+
+def test_a_fork_whose_files_do_not_go_in_is_ended() -> None:
+    ends = iter([0, 28 << 8])
+    liar = copying(lambda id: reply(wire.EXIT, id, status=next(ends)))
+    box = make(liar)
+    with pytest.raises(SandboxCreateFailed, match="No space left"):
+        box.fork(1)
+    assert box.alive
+    assert liar.destroyed == 1
 
 
 def test_a_guest_that_does_not_answer_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:

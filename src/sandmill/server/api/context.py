@@ -12,7 +12,7 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from sandmill.errors import ExecFailed, SandboxError, SandboxFileError, SandboxGone, StoreUnavailable
+from sandmill.errors import ExecFailed, SandboxError, SandboxFileError, SandboxGone, StoreUnavailable, Unsupported
 from sandmill.server.answers import Answers
 from sandmill.server.blobs import Blobs
 from sandmill.server.boxes import Boxes
@@ -224,6 +224,8 @@ def of_error(error: Exception) -> Refusal:
         return file_refusal(error)
     if isinstance(error, ExecFailed) and error.errno == errno.EBUSY:
         return Refusal("Conflict", str(error))
+    if isinstance(error, Unsupported):
+        return Refusal("Unsupported", str(error))
     if isinstance(error, SandboxError):
         return Refusal("CapacityUnavailable", str(error), retry_after_s=5)
     if isinstance(error, OSError) and error.errno in EXHAUSTED:

@@ -10,7 +10,7 @@ from sandmill.errors import ExecTimeout, SandboxGone
 from sandmill.sandboxes.backends.native import wire
 from sandmill.sandboxes.backends.native.agent import Agent
 from sandmill.sandboxes.dual import dual
-from sandmill.sandboxes.process import Capture, Process
+from sandmill.sandboxes.process import Capture, Process, check_size
 from sandmill.sandboxes.streams import Input
 
 START_S: Final = 60.0
@@ -93,17 +93,36 @@ class GuestProcess(Process):
     """A command on a backend's machine."""
 
     def __init__(
-        self, agent: Agent, give_up: Callable[[str], None], *, with_input: bool, text: bool, max_output: int, timeout_s: float | None
+        self,
+        agent: Agent,
+        give_up: Callable[[str], None],
+        *,
+        with_input: bool,
+        terminal: bool,
+        text: bool,
+        max_output: int,
+        timeout_s: float | None,
     ) -> None:
         super().__init__(agent, -1, -1, -1, text=text, max_output=max_output, timeout_s=timeout_s)
         self._give_up = give_up
+        self._terminal = terminal
         self.stdout.fed()
-        self.stderr.fed()
+        if not terminal:
+            self.stderr.fed()
         self._input = GuestInput(agent, self.id, open=with_input)
         self.stdin = self._input
 
+    @dual
+    async def resize(self, rows: int, columns: int) -> None:
+        """As on this machine."""
+        check_size(rows, columns)
+        if self._terminal and self.returncode is None:
+            self._agent.send(wire.agent_request(wire.RESIZE, self.id, first=rows, second=columns))
+
     def reply(self, reply: wire.AgentReply, fd: int) -> bool:
         """Listener: the guest's notices."""
+        if self._terminal and reply.err_bytes:
+            raise wire.MalformedError("standard error of a command on a terminal")
         if reply.op == wire.OUTPUT:
             self.stdout.take(reply.data[: reply.out_bytes])
             self.stderr.take(reply.data[reply.out_bytes :])

@@ -13,12 +13,13 @@ import secrets
 import socket
 from collections.abc import Mapping
 from functools import partial
-from typing import IO, Any, Final, NoReturn
+from typing import IO, Any, BinaryIO, Final, NoReturn
 
 import msgspec
 
 from sandmill.errors import ConfigError, IsolationUnavailable, SandboxCreateFailed, SandboxError, SandboxFileError, SandboxGone, Unsupported
 from sandmill.sandboxes.backends.guest.agent import GuestAgent
+from sandmill.sandboxes.backends.guest.copying import Copying, Spool
 from sandmill.sandboxes.backends.guest.files import FOLDER, Held, Reading, entries
 from sandmill.sandboxes.backends.guest.link import FrameLink
 from sandmill.sandboxes.backends.guest.process import BoundedCapture, GuestProcess
@@ -27,7 +28,7 @@ from sandmill.sandboxes.backends.native.agent import Agent, Link
 from sandmill.sandboxes.backends.native.node import USER_UID, WARDEN
 from sandmill.sandboxes.backends.seam import Backend, Machine
 from sandmill.sandboxes.commanding import DEFAULT_MAX_OUTPUT
-from sandmill.sandboxes.commands import Commands, Three
+from sandmill.sandboxes.commands import Commands
 from sandmill.sandboxes.dual import dual
 from sandmill.sandboxes.egress.blocked import Blocked
 from sandmill.sandboxes.egress.outside import Outside
@@ -35,12 +36,15 @@ from sandmill.sandboxes.files import FileEntry, absolute, file_error, open_flags
 from sandmill.sandboxes.images import HOST, Image, Use
 from sandmill.sandboxes.images.image import Account
 from sandmill.sandboxes.lifetime import Lifetime
+from sandmill.sandboxes.preserving import all_or_none, check_count
 from sandmill.sandboxes.process import Capture, Process, Stdin
 from sandmill.sandboxes.sandbox import Sandbox
 from sandmill.sandboxes.spec import DEFAULT_WORKDIR, PROCESS_LIMIT, Continuity, SandboxSpec, seconds
 
 _DESTROY_S: Final = 30.0
 _MAKING_AT_ONCE: Final = 8
+_DISKS: Final = 4
+"""Writable folders that hold `disk` bytes each, where a backend bounds them one by one (gVisor)."""
 _LARGEST_FILE: Final = 1 << 30
 _LARGEST_LISTING: Final = 64 << 20
 _log = logging.getLogger("sandmill.sandboxes")
@@ -91,13 +95,19 @@ class GuestSandbox(Sandbox):
         tty: bool = False,
         max_output: int = DEFAULT_MAX_OUTPUT,
     ) -> Process:
-        """As on this machine, but for `tty`."""
-        if tty:
-            self._refuse("give a command a terminal", "leave out tty=True")
+        """As on this machine."""
         timeout_s, agent = seconds(timeout), await self._startable()
         feed = None if stdin is None or isinstance(stdin, Stdin) else wire.encode(stdin)
-        process = GuestProcess(agent, self._lost, with_input=stdin is not None, text=text, max_output=max_output, timeout_s=timeout_s)
-        flags = 0 if stdin is None else wire.EXEC_INPUT
+        process = GuestProcess(
+            agent,
+            self._lost,
+            with_input=tty or stdin is not None,
+            terminal=tty,
+            text=text,
+            max_output=max_output,
+            timeout_s=timeout_s,
+        )
+        flags = wire.EXEC_TTY if tty else 0 if stdin is None else wire.EXEC_INPUT
         try:
             agent.send(self._commands.message(flags, process.id, argv, env, workdir, user))
         except (SandboxError, ConfigError) as error:
@@ -110,6 +120,16 @@ class GuestSandbox(Sandbox):
         if feed is not None:
             asyncio.get_running_loop().create_task(process.feed(feed))
         return process
+
+    @dual
+    async def fork(self, n: int, *, name: str | None = None) -> list[Sandbox]:
+        """As on this machine, with a copy of the files in each; one with several names becomes several files."""
+        check_count(n)
+        files = await self._changed()
+        try:
+            return await all_or_none(n, name, lambda called: create_guest(self._backend, self.spec, None, called, self.labels, files))
+        finally:
+            files.close()
 
     @dual
     async def open(self, path: str, mode: str = "r", *, user: str = "user", encoding: str = "utf-8") -> IO[Any]:
@@ -149,6 +169,43 @@ class GuestSandbox(Sandbox):
     async def begin(self, files: bytes, outside: Outside | None = None) -> None:
         """Comes to life. On the sandbox loop, once."""
         await self._be_born(files, None)
+
+    async def take_over(self, files: BinaryIO) -> None:
+        """Everything that `_changed` of another found. Nothing runs here yet. Raises SandboxCreateFailed."""
+        try:
+            process = await self._copier(None)
+            await process.feed_from(files)
+            await process.finish()
+        except SandboxError as error:
+            raise SandboxCreateFailed(f"a fork did not take the files of its origin: {error}") from error
+
+    async def _changed(self) -> BinaryIO:
+        """Its files as they are now, as far as they were changed since its start; its processes stand still meanwhile."""
+        spool = Spool(_DISKS * self.spec.disk_bytes)
+        self.lifetime.enter()
+        try:
+            async with self._alone(), self._still(self._live()):
+                process = await self._copier(spool)
+                await process.finish()
+        except SandboxError as error:
+            spool.file.close()
+            if isinstance(error, SandboxGone):
+                raise
+            raise SandboxError(f"the files of sandbox {self.name} could not be copied: {spool.trouble or error}") from error
+        except BaseException:
+            spool.file.close()
+            raise
+        finally:
+            self.lifetime.leave()
+        return spool.file
+
+    async def _copier(self, spool: Spool | None) -> Copying:
+        agent, user = self._live(), self._commands.strongest
+        process = Copying(agent, self._lost, spool)
+        flags, direction = (wire.EXEC_COPY | wire.EXEC_INPUT, "in") if spool is None else (wire.EXEC_COPY, "out")
+        agent.send(self._commands.message(flags, process.id, (direction,), None, "/", user))
+        await process.begin()
+        return process
 
     async def _be_born(self, files: bytes, egress: socket.socket | None) -> None:
         backend, hearing = self._backend, _Hearing(self)
@@ -229,16 +286,10 @@ class GuestSandbox(Sandbox):
         raise Unsupported(self._backend.name, feature, instead)
 
     async def _seal(self, agent: Agent) -> NoReturn:
-        self._refuse("copy a sandbox's files (snapshots and forks)", "use backend native")
-
-    async def _answer(self, agent: Agent, op: int) -> NoReturn:
-        self._refuse("freeze a sandbox", "use backend native")
+        self._refuse("make an image of a sandbox's files", "fork it, or use backend native")
 
     async def _revive(self, spec: SandboxSpec, image: Image, use: Use | None) -> NoReturn:
         self._refuse("start a sandbox again", "use backend native")
-
-    async def _terminal(self, user: str) -> tuple[Three, Three]:
-        self._refuse("give a command a terminal", "leave out tty=True")
 
 
 class _Hearing:
@@ -272,9 +323,17 @@ _rooms: dict[tuple[asyncio.AbstractEventLoop, str], asyncio.Semaphore] = {}
 
 
 async def create_guest(
-    backend: Backend, spec: SandboxSpec, files: Mapping[str, bytes | str] | None, name: str | None, labels: Mapping[str, str] | None
+    backend: Backend,
+    spec: SandboxSpec,
+    files: Mapping[str, bytes | str] | None,
+    name: str | None,
+    labels: Mapping[str, str] | None,
+    origin: BinaryIO | None = None,
 ) -> GuestSandbox:
-    """A sandbox of this backend. Raises Unsupported, ConfigError, IsolationUnavailable, SandboxCreateFailed."""
+    """A sandbox of this backend; with the files of another, `origin`, in it.
+
+    Raises Unsupported, ConfigError, IsolationUnavailable, SandboxCreateFailed.
+    """
     if spec.continuity is not Continuity.EPHEMERAL:
         raise Unsupported(backend.name, "keep a stopped sandbox's files", "use continuity Ephemeral")
     spec = msgspec.structs.replace(spec, workdir=spec.workdir or DEFAULT_WORKDIR)
@@ -287,6 +346,8 @@ async def create_guest(
         sandbox = GuestSandbox(spec, backend)
         try:
             await sandbox.begin(payload)
+            if origin is not None:
+                await sandbox.take_over(origin)
         except BaseException:
             await asyncio.shield(sandbox.stop("creation failed"))
             raise

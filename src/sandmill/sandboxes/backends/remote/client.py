@@ -50,6 +50,8 @@ class AnswerError(Exception):
         """As the error of a sandbox that was asked for something."""
         if self.status in (401, 403) and self.reason in ("Unauthorized", "Forbidden"):
             return SandboxGone(name, f"its server refused the key: {self.message}")
+        if self.reason == "Unsupported":
+            return SandboxError(self.message)
         return SandboxGone(name, self.message)
 
     def of_creation(self) -> Exception:

@@ -16,7 +16,7 @@ from sandmill.errors import ConfigError, ExecFailed, SandboxError, SandboxGone
 from sandmill.sandboxes.backends.native import wire
 from sandmill.sandboxes.backends.remote.client import AnswerError, Client
 from sandmill.sandboxes.dual import dual
-from sandmill.sandboxes.process import Process, Usage, exec_failed
+from sandmill.sandboxes.process import Process, Usage, check_size, exec_failed
 from sandmill.sandboxes.streams import Input, Output
 
 _POLL: Final = "30s"
@@ -136,7 +136,8 @@ class RemoteProcess(Process):
 
     @dual
     async def resize(self, rows: int, columns: int) -> None:
-        """Tells a command started with `tty=True` its terminal's size; without a terminal, nothing happens."""
+        """As on this machine."""
+        check_size(rows, columns)
         with contextlib.suppress(AnswerError):
             await self._client.ask("POST", f"processes/{self._name}/signals", json={"resize": {"rows": rows, "cols": columns}})
 
