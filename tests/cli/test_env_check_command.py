@@ -64,7 +64,7 @@ def test_each_task_has_its_line_and_a_bad_one_an_exit_code(sandmill, tasks):
 
 
 def test_folders_are_shown_as_many_as_they_are(sandmill, tasks):
-    done = sandmill("env", "show", f"harbor:{tasks}", "--option", "base=host", "--json")
+    done = sandmill("env", "show", f"harbor/{tasks}", "--option", "base=host", "--json")
     assert done.returncode == 0, done.stderr
     assert sum(json.loads(done.stdout)["tasks"].values()) == 2
 
