@@ -14,7 +14,7 @@ import secrets as random
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import uvicorn
@@ -200,17 +200,19 @@ async def _run(
         finally:
             for task in tasks:
                 task.cancel()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_CLOSE_S):
-                    await images.close()
-                    await environments.close()
-                    await training.close()
-                    await boxes.close()
-                    await commands.settled()
+            await _close(images.close, environments.close, training.close, boxes.close, commands.settled)
         if broken:
             raise broken[0]
     finally:
         store.close()
+
+
+async def _close(*parts: Callable[[], Awaitable[None]]) -> None:
+    """Ends parts of the server one after the other, within a bound."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_CLOSE_S):
+            for part in parts:
+                await part()
 
 
 def _owner(store: Store, loaded: Loaded) -> str:
