@@ -251,7 +251,7 @@ class TrainingJobs:
         elif isinstance(said, RunFailed):
             self._failed(value, said.reason, ascii_of(said.message).replace(str(folder / "bundle.tar.gz"), "the bundle"), **done)
         else:
-            ending = f"signal {-code}" if code < 0 else f"exit code {code}"
+            ending = "signal 9, as when memory runs out" if code == -9 else f"signal {-code}" if code < 0 else f"exit code {code}"
             self._failed(value, "TrainerDied", ascii_of(f"its process ended with {ending}: {live.complaint()}"), **done)
 
     async def _succeeded(self, value: Value, folder: Path, done: Value) -> None:
