@@ -23,7 +23,7 @@ def cli(title: str, *words: str, code: int = 0, out: str = "", err: str = "", st
     """A command line; `out` and `err` are patterns that must be found."""
 
     def run(work: Work) -> None:
-        done = subprocess.run([NODUS, *words], input=stdin, capture_output=True, text=True, timeout=30, cwd=work["folder"])
+        done = subprocess.run([NODUS, *words], input=stdin, capture_output=True, text=True, timeout=90, cwd=work["folder"])
         said = done.stdout + done.stderr
         if refused:
             assert refused in said, said

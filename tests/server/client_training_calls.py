@@ -44,7 +44,7 @@ def _(work: Work) -> None:
 
 @sdk("run.wait(), run.status(), run.summary.comparison")
 def _(work: Work) -> None:
-    assert work["run"].wait(timeout=60).phase == "Succeeded"
+    assert work["run"].wait(timeout=240).phase == "Succeeded"
     assert work["run"].status().metrics.step == 2
     assert work["run"].summary.baseline.tasks == 16
     assert isinstance(work["run"].summary.comparison.comparable, bool)
@@ -122,7 +122,7 @@ def _(work: Work) -> None:
     run = plan.run(idempotency_key="once")
     run.cancel()
     with pytest.raises(nodus.errors.JobFailed, match="Requested"):
-        run.wait(timeout=60)
+        run.wait(timeout=240)
     assert plan.run(idempotency_key="once").name == run.name
 
 
@@ -132,7 +132,7 @@ def _(work: Work) -> None:
 
     name = work["environment"]["metadata"]["name"]
     run = rl.evaluate(model=MODEL, environment=f"{name}@1.0.0", held_out=16, max_completion_length=8, max_turns=1).run()
-    assert run.wait(timeout=120).summary.evaluation.tasks == 16
+    assert run.wait(timeout=240).summary.evaluation.tasks == 16
 
 
 @sdk('client.upload_blob, client.create of an Environment in the project nodus; TrainingJob.from_example("nodus/NAME:EXAMPLE").preview()')

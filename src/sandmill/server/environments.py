@@ -17,6 +17,7 @@ from typing import Final
 
 from sandmill.errors import SandmillError
 from sandmill.sandboxes.dual import in_thread
+from sandmill.server.background import Background
 from sandmill.server.blobs import Blobs
 from sandmill.server.events import Events
 from sandmill.server.layer_environments import BUNDLE, Measured, NotUsable, forget_package, measure, section_of
@@ -32,7 +33,6 @@ CATALOG: Final = "nodus"
 _AT_ONCE: Final = 2
 _TRIES: Final = 3
 _AGAIN_S: Final = 1.0
-_END_S: Final = 10.0
 _log = logging.getLogger("sandmill.server")
 
 
@@ -45,8 +45,7 @@ class Environments:
         self._blobs = blobs
         self._folder = settings.folder / "environments"
         self._room = asyncio.Semaphore(_AT_ONCE)
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        """By the object's uid."""
+        self._work = Background()
 
     def admit(self, project: str, spec: Value) -> None:
         """Whether such an environment can be had here. Raises Refusal."""
@@ -94,18 +93,11 @@ class Environments:
 
     def soon(self, value: Value) -> None:
         """Loads and measures it in the background; how it went is in its object."""
-        uid = value["metadata"]["uid"]
-        if (before := self._tasks.get(uid)) is not None:
-            before.cancel()
-        task = asyncio.get_running_loop().create_task(self._take(value))
-        self._tasks[uid] = task
-        task.add_done_callback(lambda done: self._over(value, done))
+        self._work.start(value["metadata"]["uid"], self._take(value), lambda error: self._over(value, error))
 
     async def forget(self, value: Value) -> None:
         """An object was removed: what was made for it goes. Jobs that train on it have a copy of their own."""
-        if (task := self._tasks.get(value["metadata"]["uid"])) is not None:
-            task.cancel()
-            await asyncio.wait([task], timeout=_END_S)
+        await self._work.stop(value["metadata"]["uid"])
         bundle = self.bundle(value)
         alike = any(other["spec"]["package"] == value["spec"]["package"] for other in self._records.each("Environment"))
 
@@ -130,10 +122,7 @@ class Environments:
 
     async def close(self) -> None:
         """Measures nothing more; what is not done is Pending still."""
-        for task in self._tasks.values():
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(list(self._tasks.values()), timeout=_END_S)
+        await self._work.close()
 
     async def _take(self, value: Value) -> None:
         try:
@@ -196,10 +185,7 @@ class Environments:
             status = {**status, "observedGeneration": stored["metadata"].get("generation", 1)}
             self._records.put("Environment", meta["namespace"], {**stored, "status": status})
 
-    def _over(self, value: Value, task: asyncio.Task[None]) -> None:
-        uid = value["metadata"]["uid"]
-        if self._tasks.get(uid) is task:
-            del self._tasks[uid]
-        if not task.cancelled() and (error := task.exception()) is not None:
+    def _over(self, value: Value, error: BaseException | None) -> None:
+        if error is not None:
             _log.error("an environment could not be loaded", exc_info=error)
             self._failed(value, "InternalError", "the server made a mistake; its log says where")

@@ -16,7 +16,7 @@ import secrets as random
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import uvicorn
@@ -210,20 +210,21 @@ async def _run(
         finally:
             for task in tasks:
                 task.cancel()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_CLOSE_S):
-                    shipping.close()
-                    if supply is not None:
-                        await supply.close()
-                    await images.close()
-                    await environments.close()
-                    await training.close()
-                    await boxes.close()
-                    await commands.settled()
+            shipping.close()
+            suppliers = () if supply is None else (supply.close,)
+            await _close(*suppliers, images.close, environments.close, training.close, boxes.close, commands.settled)
         if broken:
             raise broken[0]
     finally:
         store.close()
+
+
+async def _close(*parts: Callable[[], Awaitable[None]]) -> None:
+    """Ends parts of the server one after the other, within a bound."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_CLOSE_S):
+            for part in parts:
+                await part()
 
 
 def _supply(joining: Joining, settings: Settings) -> Supply:

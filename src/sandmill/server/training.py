@@ -22,6 +22,7 @@ from sandmill.config.quantities import parse_usd
 from sandmill.errors import SandmillError
 from sandmill.rollouts.events import EvaluationFinished, EvaluationPhase, RunStage, StageChanged, StepFinished
 from sandmill.sandboxes.dual import in_thread
+from sandmill.server.background import Background
 from sandmill.server.costs import MACHINE, book_version, usd
 from sandmill.server.environments import Environments
 from sandmill.server.events import Events
@@ -40,7 +41,6 @@ from sandmill.server.training_results import diagnostics, figures, metrics, phas
 ENDED: Final = ("Succeeded", "Failed", "Cancelled")
 _AT_ONCE: Final = 1
 """A training takes what its machine has."""
-_END_S: Final = 30.0
 _WISHED: Final = {"Cancelled": "it was cancelled; what it had written is kept", "Suspended": "everything is saved"}
 _log = logging.getLogger("sandmill.server")
 
@@ -55,9 +55,9 @@ class TrainingJobs:
         self._settings = settings
         self._folder = settings.folder / "training"
         self._room = asyncio.Semaphore(_AT_ONCE)
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._work = Background()
         self._live: dict[str, TrainerProcess] = {}
-        """Both by the job's uid."""
+        """By the job's uid."""
 
     def complete(self, project: str, spec: Value, existing: Value | None) -> Value:
         """The spec with what its Environment decides filled in, as in the `existing` one of its name. Raises Refusal."""
@@ -85,12 +85,8 @@ class TrainingJobs:
 
     def soon(self, value: Value) -> None:
         """Runs it as soon as there is room; how it goes is in its object."""
-        uid = value["metadata"]["uid"]
-        if uid in self._tasks:
-            return
-        task = asyncio.get_running_loop().create_task(self._run(value))
-        self._tasks[uid] = task
-        task.add_done_callback(lambda done: self._over(value, done))
+        if (uid := value["metadata"]["uid"]) not in self._work:
+            self._work.start(uid, self._run(value), lambda error: self._over(value, error))
 
     def check_change(self, before: Value, value: Value) -> None:
         """What may become of `spec.state`. Raises Refusal (Conflict)."""
@@ -108,19 +104,13 @@ class TrainingJobs:
             self._again(value)
         elif live is not None:
             live.stop(at_once=wanted == "Cancelled")
-        elif (task := self._tasks.get(uid)) is not None:
-            task.cancel()
-            await asyncio.wait([task], timeout=_END_S)
-            self._rest(value, wanted)
-        elif self._status(value).get("phase") not in ENDED:  # it may have ended while the wish was stored
+        elif await self._work.stop(uid) or self._status(value).get("phase") not in ENDED:
             self._rest(value, wanted)
 
     async def forget(self, value: Value) -> None:
         """Its object was removed: its process ends, and everything that it wrote goes."""
         uid = value["metadata"]["uid"]
-        if (task := self._tasks.get(uid)) is not None:
-            task.cancel()
-            await asyncio.wait([task], timeout=_END_S)
+        await self._work.stop(uid)
         folder, named = self._folder / uid, value["spec"]["environment"]["name"]
         alike = any(other["spec"]["environment"]["name"] == named for other in self._records.each("TrainingJob"))
         needed = alike or self._environments.has(value["metadata"]["namespace"], named)
@@ -150,10 +140,7 @@ class TrainingJobs:
 
     async def close(self) -> None:
         """Ends every trainer; the next server goes on with their jobs."""
-        for task in self._tasks.values():
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(list(self._tasks.values()), timeout=_END_S)
+        await self._work.close()
 
     def events_of(self, value: Value) -> Path:
         """The file of its task events."""
@@ -264,7 +251,7 @@ class TrainingJobs:
         elif isinstance(said, RunFailed):
             self._failed(value, said.reason, ascii_of(said.message).replace(str(folder / "bundle.tar.gz"), "the bundle"), **done)
         else:
-            ending = f"signal {-code}" if code < 0 else f"exit code {code}"
+            ending = "signal 9, as when memory runs out" if code == -9 else f"signal {-code}" if code < 0 else f"exit code {code}"
             self._failed(value, "TrainerDied", ascii_of(f"its process ended with {ending}: {live.complaint()}"), **done)
 
     async def _succeeded(self, value: Value, folder: Path, done: Value) -> None:
@@ -290,7 +277,7 @@ class TrainingJobs:
 
     def _again(self, value: Value) -> None:
         """It runs again; one that is just stopping, once it has stopped."""
-        if value["metadata"]["uid"] not in self._tasks:
+        if value["metadata"]["uid"] not in self._work:
             self._put(value, phase="Pending")
             self.soon(value)
 
@@ -322,12 +309,11 @@ class TrainingJobs:
             seen = {"observedGeneration": stored["metadata"].get("generation", 1)}
             self._records.put("TrainingJob", stored["metadata"]["namespace"], {**stored, "status": {**kept, **status, **seen}})
 
-    def _over(self, value: Value, task: asyncio.Task[None]) -> None:
-        self._tasks.pop(value["metadata"]["uid"], None)
-        if not task.cancelled() and (error := task.exception()) is not None:
+    def _over(self, value: Value, error: BaseException | None) -> None:
+        if error is not None:
             _log.error("a training job could not be run", exc_info=error)
             self._failed(value, "InternalError", "the server made a mistake; its log says where")
-        elif self._wanted(value) == "Running" and self._status(value).get("phase") == "Suspended" and not task.cancelled():
+        elif self._wanted(value) == "Running" and self._status(value).get("phase") == "Suspended":
             self._again(self._stored(value) or value)  # it was asked to go on while it was stopping
 
 
