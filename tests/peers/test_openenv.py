@@ -5,6 +5,7 @@ Installs openenv 0.10.0 with its dependencies (about 330 MB), twice: for the com
 
 import asyncio
 import io
+import shutil
 import tarfile
 
 import pytest
@@ -14,6 +15,7 @@ from playing import environment
 from sandmill.environments.packages.install import install
 from sandmill.environments.packages.package import Package
 from sandmill.environments.task import Graded, Limit, NoAnswer
+from sandmill.errors import GraderFailed
 from sandmill.sandboxes import Sandbox, SandboxSpec
 
 VERSION = "0.10.0"
@@ -130,6 +132,38 @@ def test_by_the_tool_step_a_wrong_action_goes_back_to_the_model(project):
     (refused, taken), verdict = asyncio.run(main())
     assert (refused.ok, "message: Field required" in refused.text, taken.ok) == (False, True, True)
     assert verdict.reward == 0.5
+
+
+RAISING = """
+        if action.message == "illegal":
+            raise ValueError("that move is not legal")
+        if action.message == "leave":
+            import os
+            os._exit(3)
+"""
+
+
+def test_a_step_that_raises_is_refused_and_a_server_that_ends_is_no_reward(project, tmp_path):
+    """The folder as it is made, with an environment that refuses an action as environments do: by raising."""
+    place = tmp_path / "word_env"
+    shutil.copytree(project, place)
+    program = place / "server" / "word_env_environment.py"
+    head, step, tail = program.read_text().partition("        self._state.step_count += 1")
+    program.write_text(head + RAISING.lstrip("\n") + step + tail)
+    word = environment(f"openenv/{place}@{VERSION}")
+
+    async def main():
+        try:
+            played = await said(word, "illegal", "hello")
+            with pytest.raises(GraderFailed):
+                await said(word, "hello", "leave")
+            return played
+        finally:
+            await word.close()
+
+    (refused, taken), verdict = asyncio.run(main())
+    assert (refused.ok, refused.over, refused.text, taken.ok) == (False, False, "that move is not legal", True)
+    assert (verdict.reward, verdict.parts) == (0.5, {"steps": 1.0, "refused": 1.0})
 
 
 def test_tools_of_an_environment_with_mcp_are_offered_by_their_names(tmp_path):

@@ -104,21 +104,73 @@ __all__ = ["PadTaskset"]
 
 
 ARENA = """
+import asyncio
+
 import verifiers.v1 as vf
 from sm_pad import PadTaskset
 
 
-class Arena(vf.Env):
-    pass
+class ArenaConfig(vf.EnvConfig):
+    kind: str = "duel"
+    one: vf.AgentConfig = vf.AgentConfig()
+    other: vf.AgentConfig = vf.AgentConfig()
+
+
+class Arena(vf.Env[ArenaConfig]):
+    async def run(self, task, agents):
+        await asyncio.gather(agents.one.run(task), agents.other.run(task))
 
 
 __all__ = ["PadTaskset", "Arena"]
 """
 
 
+COACH = """
+import asyncio
+
+import verifiers.v1 as vf
+from sm_pad import PadTask, PadTaskset
+
+
+class CoachConfig(vf.EnvConfig):
+    kind: str = "talk"
+    player: vf.AgentConfig = vf.AgentConfig()
+
+
+class Coach(vf.Env[CoachConfig]):
+    async def run(self, task, agents):
+        if self.config.kind == "twice":
+            await asyncio.gather(agents.player.run(task), agents.player.run(task))
+        elif self.config.kind == "run":
+            trace = await agents.player.run(task)
+            assert trace.ok and trace.rewards
+        elif self.config.kind == "open":
+            bare = PadTask(task.data.model_copy(update={"prompt": None}), task.config)
+            async with agents.player.interaction(bare) as talk:
+                await self.coach(talk, await talk.turn("Are you ready?"))
+        else:
+            async with agents.player.interaction(task) as talk:
+                await self.coach(talk, await talk.turn())
+
+    async def coach(self, talk, segment):
+        self.rounds = 0
+        while not segment.terminated and "done" not in segment.last_reply:
+            self.rounds += 1
+            segment = await talk.turn(f"round {self.rounds}: you said {segment.last_reply!r} after {len(segment.messages)}")
+
+    async def finalize(self, task, episode):
+        (trace,) = episode.traces
+        trace.record_reward("brief", 1.0 if trace.num_turns <= 2 else 0.0, weight=2.0)
+        trace.record_metric("turns", trace.num_turns)
+
+
+__all__ = ["PadTaskset", "Coach"]
+"""
+
+
 @pytest.fixture
 def place(tmp_path):
-    return write(tmp_path, "sm-pad", SOURCE, sm_arena=ARENA)
+    return write(tmp_path, "sm-pad", SOURCE, sm_arena=ARENA, sm_coach=COACH)
 
 
 def play(place, *episodes, limit=None, cut=None, **options):
@@ -190,8 +242,43 @@ def test_a_reward_that_raises_is_no_reward(place):
 
 @pytest.mark.parametrize(
     ("options", "reason"),
-    [({"container": True}, "needs a container of its own"), ({"module": "sm_arena"}, "by its own Arena"), ({"colour": "red"}, "colour")],
+    [
+        ({"container": True}, "needs a container of its own"),
+        ({"module": "sm_arena"}, r"Arena lets 2 agents play \(one, other\)"),
+        ({"colour": "red"}, "colour"),
+    ],
 )
 def test_what_is_not_played_here_is_refused_when_it_is_loaded(place, options, reason):
     with pytest.raises(EnvironmentFailed, match=reason):
         play(place, **options)
+
+
+def test_an_env_of_the_packages_own_runs_around_the_conversation(place):
+    def brief(word):
+        return [("pad_write", {"note": word}), f"it is {word}"]
+
+    _, [(reactions, verdict)] = play(place, brief, module="sm_coach", kind="run")
+    assert [one.over for one in reactions] == [False, True]
+    assert (verdict.reward, verdict.parts["brief"], verdict.parts["noted"], verdict.parts["turns"]) == (3.5, 1.0, 1.0, 2.0)
+
+
+@pytest.mark.parametrize("kind", ["talk", "open"])
+def test_an_env_that_talks_to_its_agent_turn_by_turn_is_the_models_user(place, kind):
+    def three(word):
+        return ["no", ("pad_write", {"note": word}), "well", f"{word}, done"]
+
+    _, [(reactions, verdict), (_, cut)] = play(place, three, lambda word: ["no"], module="sm_coach", kind=kind)
+    assert [one.over for one in reactions] == [False, False, False, True]
+    assert (reactions[0].text, reactions[2].text) == ("round 1: you said 'no' after 1", "round 2: you said 'well' after 3")
+    assert (verdict.reward, verdict.parts["turns"], verdict.parts["spoken"]) == (1.5, 4.0, 4.0)
+    assert (cut.reward, cut.parts["turns"]) == (2.0, 1.0)
+
+
+def test_a_stop_condition_ends_a_conversation_turn_by_turn(place):
+    _, [(reactions, _)] = play(place, lambda word: [("pad_write", {"note": "a"})] * 3, module="sm_coach")
+    assert [one.over for one in reactions] == [False, False, True]
+
+
+def test_a_second_conversation_is_refused_before_the_first_turn(place):
+    with pytest.raises(GraderFailed, match="asks for a second conversation, and an episode here is one"):
+        play(place, lambda word: ["no"], module="sm_coach", kind="twice")

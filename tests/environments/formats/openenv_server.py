@@ -21,25 +21,31 @@ TWO = {
 MCP = {"properties": {"type": {"const": "call_tool"}, "tool_name": {"type": "string"}, "arguments": {"type": "object"}}}
 TOOL = {"name": "guess", "description": "Guess.", "input_schema": {"type": "object", "properties": {"word": {"type": "string"}}}}
 
+FAULTS = {"raise": "EXECUTION_ERROR", "crash": "SESSION_ERROR", "factory": "FACTORY_ERROR"}
+"""What the server answers to these words."""
+
 
 class Broken(Exception):
     """An error of the wire: its code."""
 
 
-def make(schema=TEXT, tasks=None, capacity=64, final=1.0):
-    """`tasks`: by split, where the server has a task API. `final`: what the right word is worth."""
+def make(schema=TEXT, tasks=None, capacity=64, final=1.0, resets=True):
+    """`tasks`: by split, where the server has a task API. `final`: what the right word is worth. `resets`: whether a reset works."""
     playing = set()
 
     def step(game, action):
         if action.get("type") == "list_tools":
             return {"observation": {"tools": [TOOL]}, "reward": None, "done": False}
         if action.get("type") == "call_tool":
+            if action["arguments"].get("word") in ("transport_error", "execution_error", "timeout"):
+                error = {"error_type": action["arguments"]["word"], "message": "gone"}
+                return {"observation": {"tool_name": "guess", "result": None, "error": error}, "reward": None, "done": False}
             result = {"content": [{"type": "text", "text": "right" if action["arguments"].get("word") == game["word"] else "wrong"}]}
             return {"observation": {"tool_name": "guess", "result": result}, "reward": 0.5, "done": False}
         if set(action) - set(schema["properties"]) or not isinstance(action.get("word"), str):
             raise Broken("VALIDATION_ERROR")
-        if action["word"] == "crash":
-            raise Broken("EXECUTION_ERROR")
+        if action["word"] in FAULTS:
+            raise Broken(FAULTS[action["word"]])
         right = action["word"] == game["word"]
         seen = {"said": "right" if right else "wrong", "metadata": {"word": game["word"]}}
         return {"observation": seen, "reward": final if right else None, "done": right}
@@ -56,6 +62,8 @@ def make(schema=TEXT, tasks=None, capacity=64, final=1.0):
             while True:
                 message = json.loads(await socket.receive_text())
                 try:
+                    if message["type"] == "reset" and not resets:
+                        raise Broken("EXECUTION_ERROR")
                     if message["type"] == "reset":
                         game["word"] = WORDS[message["data"].get("index", message["data"].get("seed", 0)) % len(WORDS)]
                         data = {

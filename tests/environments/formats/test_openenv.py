@@ -21,7 +21,7 @@ import asyncio, json, os, sys
 sys.path.insert(0, sys.argv[1])
 from sandmill.environments.formats.adapters import openenv
 options = {"name": "w", "folder": sys.argv[1], "app": "openenv_server:app", "arguments": {}, "act": "auto", "instructions": "Guess.",
-           "unfinished": 0.0, "sessions": 4, "seeds": {"train": 3, "heldout": 100}}
+           "unfinished": 0.0, "sessions": 4, "step_errors": "action", "seeds": {"train": 3, "heldout": 100}}
 served = openenv.load(options)
 about = served.describe()
 async def main():
@@ -69,7 +69,7 @@ def test_a_reply_is_an_action_where_an_action_is_one_text():
     (wrong, right, verdict), (first,), _ = play(work, make(), instructions="Say a word.")
     assert first.text.startswith("Say a word.\n\na word of ")
     assert (wrong.text, wrong.over, right.text, right.over) == ("wrong", False, "right", True)
-    assert verdict == Graded(reward=1.0, passed=True, parts={"steps": 2.0})
+    assert verdict == Graded(reward=1.0, passed=True, parts={"steps": 2.0, "refused": 0.0})
 
 
 def test_an_action_of_several_fields_is_the_tool_step():
@@ -101,14 +101,48 @@ def test_tools_of_a_server_are_offered_by_name():
     assert (said.text, verdict.reward) == ("right", 0.5)
 
 
-def test_an_error_that_is_not_the_actions_is_a_failure():
+def test_a_step_that_the_environment_raises_in_is_the_actions_fault_and_counted():
+    async def work(environment, episode):
+        return [await episode.reply("raise"), await episode.reply(word(environment)), await graded(environment, episode)]
+
+    refused, right, verdict = play(work, make())
+    assert (refused.ok, refused.over, refused.text) == (False, False, "no; word: Field required")
+    assert right.over
+    assert verdict == Graded(reward=1.0, passed=True, parts={"steps": 1.0, "refused": 1.0})
+
+
+def test_it_is_the_servers_where_a_person_says_so():
     async def work(environment, episode):
         with pytest.raises(GraderFailed, match="EXECUTION_ERROR"):
-            await episode.reply("crash")
+            await episode.reply("raise")
         with pytest.raises(GraderFailed, match="EXECUTION_ERROR"):
             await episode.finish(Submission(answer=None))
 
+    play(work, make(), stepErrors="server")
+
+
+@pytest.mark.parametrize(("said", "code"), [("crash", "SESSION_ERROR"), ("factory", "FACTORY_ERROR")])
+def test_every_other_error_is_a_failure(said, code):
+    async def work(environment, episode):
+        with pytest.raises(GraderFailed, match=code):
+            await episode.reply(said)
+
     play(work, make())
+
+
+def test_a_reset_that_raises_is_a_failure():
+    with serving(make(resets=False)) as url, pytest.raises(EnvironmentFailed, match="EXECUTION_ERROR"):
+        registry.get(f"openenv/{url}", section(url))
+
+
+def test_what_a_tool_raises_goes_to_the_model_and_a_broken_transport_does_not():
+    async def work(environment, episode):
+        found = [await episode.call("guess", {"word": kind}) for kind in ("execution_error", "timeout")]
+        with pytest.raises(GraderFailed, match="could not reach its tool: gone"):
+            await episode.call("guess", {"word": "transport_error"})
+        return found
+
+    assert [(one.ok, "gone" in one.text) for one in play(work, make(MCP))] == [(False, True), (False, True)]
 
 
 def test_a_server_that_is_full_is_a_failure_that_says_so():
@@ -148,7 +182,7 @@ def test_an_episode_without_any_reward_has_none_unless_it_was_cut_short():
         with pytest.raises(GraderFailed, match="no step of it gave a reward"):
             await episode.finish(Submission(answer=None))
 
-    assert play(cut, make(), unfinished=-0.5) == NoAnswer(reward=-0.5, parts={"steps": 1.0})
+    assert play(cut, make(), unfinished=-0.5) == NoAnswer(reward=-0.5, parts={"steps": 1.0, "refused": 0.0})
     play(done, make(final=None))
 
 
@@ -175,7 +209,7 @@ def test_an_application_is_served_by_each_episodes_own_process():
     )
     tools, prompt, wrong, right, score = json.loads(done.stdout)
     assert (tools, prompt) == ([], "Guess.\n\na word of 4 letters")
-    assert (wrong["done"], right["done"], score) == (False, True, {"reward": 1.0, "parts": {"steps": 2.0}})
+    assert (wrong["done"], right["done"], score) == (False, True, {"reward": 1.0, "parts": {"steps": 2.0, "refused": 0.0}})
 
 
 @pytest.mark.parametrize("what", ["http://localhost:1", "ws://", "ws://name@localhost"])

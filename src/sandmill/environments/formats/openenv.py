@@ -37,6 +37,8 @@ class OpenEnvOptions(CommonOptions, frozen=True, kw_only=True, rename="camel"):
     """What the model is told before the first observation, which seldom says how to act."""
     unfinished: float = 0.0
     """The reward of an episode that was cut short before any step gave one."""
+    step_errors: Literal["action", "server"] = "action"
+    """Whose fault it is when the environment raises in a step: environments refuse invalid actions so, and the wire does not say why."""
     app: str = ""
     """`module:object`, where openenv.yaml does not say it."""
     sessions: int = 0
@@ -91,6 +93,7 @@ def _plan(
             "app": common.app or manifest.app,
             "arguments": arguments,
             "act": common.act,
+            "step_errors": common.step_errors,
             "instructions": common.instructions,
             "unfinished": common.unfinished,
             "sessions": common.sessions or (1 if "remote" in more else EPISODES),

@@ -12,8 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
 from sandmill.config.manifest import EnvironmentSection
 from sandmill.environments.formats.plan import CommonOptions, Option, Plan, Reference, adapter, parse_options
+from sandmill.environments.packages.interpreter import interpreter
 from sandmill.environments.packages.package import FILES, Copied, pinned
 from sandmill.errors import ConfigError, UnknownEnvironment
 
@@ -39,7 +42,8 @@ def plan(reference: Reference, section: EnvironmentSection) -> Plan:
     if not module.is_file():
         raise UnknownEnvironment(f"there is no file {module}; an environment is a .py file, or a folder with {MODULE}")
     script = script_metadata(module)
-    requirements = pinned(script.get("dependencies", ()), "dependencies")
+    check_needed_python(script, common.python, module)
+    requirements = pinned(script.get("dependencies", ()), f"{module}: dependencies")
     copied = Copied(source=str(path), place="module" if path.is_dir() else f"module/{module.name}")
     return Plan(
         reference=reference.text,
@@ -66,6 +70,17 @@ def _bundle(reference: Reference, path: Path, options: Options, arguments: Mappi
         common=options,
         source=str(path),
     )
+
+
+def check_needed_python(script: Mapping[str, Any], wanted: str, module: Path) -> None:
+    """Raises ConfigError when a script's `requires-python` rules out the Python that it would run under, EnvironmentFailed without that."""
+    needed = script.get("requires-python", "")
+    try:
+        specifier = SpecifierSet(needed)
+    except (InvalidSpecifier, AttributeError, TypeError):
+        raise ConfigError(f"requires-python in its `# /// script` block is {needed!a:.60}, not such as '>=3.11'", file=module) from None
+    if needed and not specifier.contains(version := interpreter(wanted).version):
+        raise ConfigError(f"it needs Python {needed} and would run under {version}: name another by option python", file=module)
 
 
 def script_metadata(module: Path) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """`verifiers-v1/NAME@VERSION`: a package with a Taskset of verifiers 0.4. NAME may be a project's folder, too.
 
-Other options configure the taskset. verifiers itself is pinned by the option `verifiers`. The model converses and calls the tasks' tools;
-tasks that need a container of their own, and packages that let several agents play, are refused.
+Other options configure the taskset, and the package's own Env where it has one. verifiers itself is pinned by the option `verifiers`. The
+model converses and calls the tasks' tools; tasks that need a container of their own, and packages that let several agents play or one agent
+several times, are refused.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def plan(reference: Reference, section: EnvironmentSection) -> Plan:
         version=reference.version,
         package=options.package([f"verifiers=={options.verifiers}", *own], also_local=local),
         adapter=adapter("verifiers_v1"),
-        beside={"turns": adapter("turns")},
+        beside={name: adapter(name) for name in ("verifiers_env", "turns")},
         load={"module": options.module or name.replace("-", "_"), "package": name, "arguments": arguments},
         common=options,
         source=reference.text,

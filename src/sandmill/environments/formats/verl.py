@@ -1,6 +1,6 @@
 """`verl/PATH[@VERSION]`: a data set of verl (parquet, json or jsonl) with `compute_score`: one's own or, with a version, verl's.
 
-verl is installed without what it depends on: its rewards need none of that.
+verl is installed without what it depends on: its rewards need none of that. Beside `reward`, other options are its keyword arguments.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Options(CommonOptions, frozen=True, kw_only=True, rename="camel"):
 
 def plan(reference: Reference, section: EnvironmentSection) -> Plan:
     """See `Format`."""
-    options, _ = parse_options(Options, section.options)
+    options, arguments = parse_options(Options, section.options, others=bool(section.options.get("reward")))
     sources = {"train": reference.what, **({"heldout": options.held_out} if options.held_out else {})}
     copied, data = [], {}
     for split, text in sources.items():
@@ -51,7 +51,12 @@ def plan(reference: Reference, section: EnvironmentSection) -> Plan:
         version=reference.version,
         package=options.package(requirements, bare=(f"verl=={reference.version}",) if reference.version else (), files=tuple(copied)),
         adapter=adapter("verl"),
-        load={"data": data, "reward": None if reward is None else f"{FILES}/reward/{reward.name}", "function": function},
+        load={
+            "data": data,
+            "reward": None if reward is None else f"{FILES}/reward/{reward.name}",
+            "function": function,
+            "arguments": arguments,
+        },
         common=options,
         source=reference.what,
     )

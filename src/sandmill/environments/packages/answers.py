@@ -56,9 +56,23 @@ def number(value: Any, what: str) -> float:
             value = value.item()
         except Exception as error:
             raise Unsound(f"{what} is {shown(value)}, not one number") from error
-    if not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise Unsound(f"{what} is {shown(value)}, not a finite number")
-    return float(value)
+    try:
+        if isinstance(value, (int, float)) and math.isfinite(value):
+            return float(value)
+    except OverflowError:  # an integer beyond all floats
+        pass
+    raise Unsound(f"{what} is {shown(value)}, not a finite number")
+
+
+def rows(returned: Any, split: str, first: int) -> list[Any]:
+    """Rows of a split from number `first` on, as JSON can carry them. Raises Unsound naming the row and the field."""
+    return [_row(row, f"split {split!a}, row {number}") for number, row in enumerate(returned, first)]
+
+
+def _row(row: Any, place: str) -> Any:
+    if not isinstance(row, dict):
+        return plain(row, place)
+    return {str(name): plain(inner, f"{place}: field {name!a}") for name, inner in row.items()}
 
 
 def plain(value: Any, what: str) -> Any:
@@ -70,7 +84,7 @@ def plain(value: Any, what: str) -> Any:
     if isinstance(value, int):
         return value if -(2**63) <= value < 2**63 else str(value)
     if isinstance(value, dict):
-        return {str(key): plain(inner, what) for key, inner in value.items()}
+        return {str(key): plain(inner, f"{what}.{str(key)[:40]}" if ": field " in what else what) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(inner, what) for inner in value]
     if isinstance(value, (set, frozenset)):

@@ -1,5 +1,9 @@
 """Speaks to an OpenEnv server: one that it starts itself, beside it in the sandbox, or one of the user's at a URL.
 
+An action that the server does not take, or that its environment raises at while it carries it out (EXECUTION_ERROR), is the action's fault:
+the session goes on, the step did not count, and what was said goes back to the model. All else that goes wrong is the server's: a reset
+that fails, any other code, a connection that ends, a tool whose transport broke.
+
 A server in the sandbox is never started where its application is loaded: each episode's process starts its own, on a socket of its own,
 so that episodes share no state, and a server that takes one session at a time is no limit. The wire is OpenEnv's WebSocket.
 """
@@ -36,9 +40,11 @@ class Wire:
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
+        self.forgiving = False
+        """Whether a step that the environment raises in has a wrong action."""
 
     async def ask(self, kind: str, data: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
-        """The server's data, or None and what is wrong with the action. Raises Broken, and what the connection raises."""
+        """The server's data, or None and what is wrong with what was asked. Raises Broken, and what the connection raises."""
         from websockets.exceptions import ConnectionClosed
 
         with contextlib.suppress(ConnectionClosed):  # a server that is full says so and hangs up: what it said is still to be read
@@ -50,7 +56,7 @@ class Wire:
         if answer.get("type") != "error":
             return found, ""
         code, said = str(found.get("code")), str(found.get("message"))
-        if code == "VALIDATION_ERROR":
+        if code == "VALIDATION_ERROR" or (code == "EXECUTION_ERROR" and kind == "step" and self.forgiving):
             return None, "; ".join([said, *(wrong(one) for one in found.get("errors") or [])])
         raise Broken(f"the server answered {code}: {_MANY[1] if code == _MANY[0] else said}")
 
@@ -133,7 +139,7 @@ class OpenEnv:
         self.field, self.tools = "", {}  # type: tuple[str, dict[str, dict[str, Any]]]
         self.splits: dict[str, int] = {}
         self.rewards: list[float] = []
-        self.steps, self.over = 0, False
+        self.steps, self.refused, self.over = 0, 0, False
 
     def episode(self, server: OwnServer | RemoteServer) -> OpenEnv:
         """One to play an episode with, which knows what this one learned."""
@@ -233,6 +239,7 @@ class OpenEnv:
     async def open(self, row: dict[str, Any]) -> dict[str, Any]:
         """See protocol.Opened."""
         self.wire = await self.server.connect()
+        self.wire.forgiving = self.options["step_errors"] == "action"
         return {"prompt": self._shown(await self._reset(self.wire, row), first=True)}
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -249,6 +256,7 @@ class OpenEnv:
         assert self.wire is not None
         answer, wrong = await self.wire.ask("step", action)
         if answer is None:
+            self.refused += 1
             return {"observation": wrong, "ok": False}
         self.steps += 1
         reward = answer.get("reward")
@@ -259,7 +267,10 @@ class OpenEnv:
         self.over = answer.get("done") is True
         seen = answer.get("observation") or {}
         result = seen.get("result")
-        failed = seen.get("error") or (isinstance(result, dict) and result.get("is_error"))
+        error = seen.get("error")
+        if isinstance(error, dict) and error.get("error_type") == "transport_error":
+            raise Broken(f"the server could not reach its tool: {str(error.get('message'))[:200]}")
+        failed = error or (isinstance(result, dict) and result.get("is_error"))
         return {"observation": self._shown(answer), "done": self.over, "reward": reward, "ok": not failed}
 
     def _shown(self, answer: dict[str, Any], first: bool = False) -> str:
@@ -277,7 +288,7 @@ class OpenEnv:
         """See protocol.Score. An episode in which no step gave a reward has none, unless it was cut short."""
         if self.wire is not None:
             await self.wire.close()
-        parts = {"steps": float(self.steps)}
+        parts = {"steps": float(self.steps), "refused": float(self.refused)}
         if self.rewards:
             return {"reward": sum(self.rewards), "parts": parts}
         if self.over:

@@ -41,15 +41,15 @@ class Module:
         return [self._checked(split, number, row) for number, row in enumerate(itertools.islice(found, MOST_ROWS))]
 
     def _checked(self, split: str, number: int, row: Any) -> dict[str, Any]:
-        place = f"tasks({split!r}), row {number}"
+        place = f"{os.path.basename(str(self.module.__file__))}, tasks({split!r}), row {number}"
         if not isinstance(row, dict):
             raise TypeError(f"{place} is a {type(row).__name__}, not a mapping with prompt and answer")
         for field in ("prompt", "answer"):
             if field not in row:
-                raise KeyError(f"{place}: field {field!r} is missing; it has {', '.join(sorted(map(str, row)))}")
+                raise LookupError(f"{place}: field {field!r} is missing; it has {', '.join(sorted(map(str, row)))}")
         for field in row:
             if field not in FIELDS:
-                raise KeyError(f"{place}: there is no field {field!r}; fields are {', '.join(FIELDS)}")
+                raise LookupError(f"{place}: there is no field {field!r}; fields are {', '.join(FIELDS)}")
         if not isinstance(row["prompt"], (str, list)):
             raise TypeError(f"{place}: field 'prompt' is a {type(row['prompt']).__name__}, not a text or a list of messages")
         if not isinstance(row.get("metadata", {}), dict):

@@ -1,6 +1,7 @@
 """Runs beside a package of verifiers 0.4, in its sandbox: its taskset's tasks, their tools, and their own scoring.
 
-The harness is ours: the model converses and calls tools until it calls none. Tool servers are spoken to as MCP servers are, in this process
+The harness is ours: the model converses and calls tools until it calls none, or, where the package has an Env of its own, for as long as
+that asks it. Tool servers are spoken to as MCP servers are, in this process
 and without a network; what scoring needs a machine for runs in a folder of this process. A signal that did not run is a failure.
 """
 
@@ -14,6 +15,7 @@ import os
 from typing import Any
 
 from turns import unsaid, words
+from verifiers_env import Directed, roles
 
 AT_ONCE = 16
 """Episodes of one sandbox: each process has threads of its own."""
@@ -23,11 +25,12 @@ FRAMEWORK = {"idx", "image", "workdir", "agent_user", "skills", "network_allow",
 class VerifiersV1:
     """One taskset; in an episode's process also the episode."""
 
-    def __init__(self, taskset: Any, package: str) -> None:
-        self.taskset, self.package = taskset, package
+    def __init__(self, taskset: Any, package: str, env: Any = None) -> None:
+        self.taskset, self.package, self.env = taskset, package, env
         self.read: list[Any] = []
         self.stream = iter(taskset)
         self.episode: Episode
+        self.directed: Directed | None = None
 
     async def describe(self) -> dict[str, Any]:
         """See protocol.Description."""
@@ -70,8 +73,11 @@ class VerifiersV1:
             raise TypeError(f"task {number} needs a container of its own, which is not played here")
         own = data.model_dump(mode="json", exclude=FRAMEWORK)
         metadata = {"name": data.name} if data.name else {}
+        prompt = prompt_of(data)
+        if data.prompt is None and self.env is not None:  # its Env opens the conversation
+            prompt.append({"role": "user", "content": data.description or data.name or f"task {number}"})
         return {
-            "prompt": [{"role": one["role"], "content": one["content"]} for one in prompt_of(data)],
+            "prompt": [text_of(one) for one in prompt],
             "identity": json.dumps(own, sort_keys=True),
             "metadata": metadata,
             "row": {"number": number},
@@ -79,24 +85,39 @@ class VerifiersV1:
 
     async def open(self, row: dict[str, Any]) -> dict[str, Any]:
         """See protocol.Opened."""
-        self.episode = Episode(self.taskset, self._task(row["number"]))
-        definitions = await self.episode.begin()
-        said = [{"role": one["role"], "content": one["content"]} for one in prompt_of(self.episode.task.data)]
-        return {"prompt": said, "tools": [json.dumps(one) for one in definitions]}
+        task = self._task(row["number"])
+        if self.env is None:
+            self.episode = Episode(self.taskset, task)
+            definitions = await self.episode.begin()
+        else:
+            self.directed = Directed(self.env, task, lambda task, opening: Episode(self.taskset, task, opening))
+            definitions = await self.directed.begin()
+            self.episode = self.directed.talk
+        return {"prompt": [text_of(one) for one in self.episode.opening], "tools": [json.dumps(one) for one in definitions]}
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """See protocol.Step."""
-        return await self.episode.call(tool, arguments)
+        """See protocol.Step. Where a condition of the task stops the conversation, the package's own Env goes on."""
+        found = await self.episode.call(tool, arguments)
+        if found["done"] and self.directed is not None:
+            found = await self.directed.over()
+        return found
 
     async def reply(self, text: str) -> dict[str, Any]:
-        """A turn without a call ends the episode. See protocol.Step."""
+        """A turn without a call ends the episode, unless the package's own Env goes on. See protocol.Step."""
+        if self.directed is not None:
+            step: dict[str, Any] = await self.directed.reply(text)
+            return step
         self.episode.say(text, None)
         self.episode.trace.stop("agent_completed")
         return {"observation": "", "done": True}
 
     async def finish(self, answer: str | None, limit: str | None, messages: list[dict[str, Any]]) -> dict[str, Any]:
-        """The task's own scoring."""
-        return await self.episode.score(limit, messages)
+        """The task's own scoring, and the Env's."""
+        if self.directed is not None:
+            score: dict[str, Any] = await self.directed.score(limit, messages)
+            return score
+        await self.episode.close(limit, messages)
+        return self.episode.result()
 
 
 class Tools:
@@ -124,7 +145,7 @@ class Tools:
 class Episode:
     """One attempt at a task, noted in a trace as verifiers' own rollouts are."""
 
-    def __init__(self, taskset: Any, task: Any) -> None:
+    def __init__(self, taskset: Any, task: Any, opening: list[dict[str, Any]] | None = None) -> None:
         from verifiers.v1.configs.agent import AgentConfig
         from verifiers.v1.runtimes.subprocess import SubprocessConfig
         from verifiers.v1.session import hook_boundary
@@ -133,8 +154,12 @@ class Episode:
         from verifiers.v1.utils.decorators import discover_decorated
 
         self.task, self.taskset = task, taskset
-        if task.data.prompt is None:
+        if task.NEEDS_CONTAINER or task.data.image or task.data.agent_user:
+            raise TypeError("the task needs a container of its own, which is not played here")
+        if task.data.prompt is None and not opening:
             raise TypeError("the task has no prompt: it waits for a user of its own to begin")
+        self.opening = [*prompt_of(task.data), *(opening or [])]
+        self.by_turns = False
         self.stops = task.hooks("stop")
         if discover_decorated(task, "intercept") or any(hook_boundary(stop, allow_trace=True) is not Trace for stop in self.stops):
             raise TypeError("the task steps in between the model and its requests, which is not played here")
@@ -165,14 +190,14 @@ class Episode:
         for server in own[: len(self.task.toolsets(self.task.config))]:
             await server.setup_task(self.task.data)
         self.tools = await tools_of(own)
-        for message in prompt_of(self.task.data):
-            self._note(message)
+        for message in self.opening:
+            self.note(message)
         return self.tools.definitions
 
     async def _state(self) -> Any:
         return self.trace.state
 
-    def _note(self, message: dict[str, Any], sampled: bool = False) -> None:
+    def note(self, message: dict[str, Any], sampled: bool = False) -> None:
         from verifiers.v1.graph import MessageNode
 
         nodes = self.trace.nodes
@@ -187,7 +212,7 @@ class Episode:
         message: dict[str, Any] = {"role": "assistant", "content": text}
         if call is not None:
             message["tool_calls"] = [{"id": id, "name": call["name"], "arguments": json.dumps(call["arguments"])}]
-        self._note(message, sampled=True)
+        self.note(message, sampled=True)
         reason = "length" if cut else "stop" if call is None else "tool_calls"
         self.trace.calls.append(ModelCall(node=len(self.trace.nodes) - 1, finish_reason=reason))
         return id
@@ -196,8 +221,8 @@ class Episode:
         """A tool's answer, and whether one of the task's conditions stops the episode after it."""
         id = self.say("", {"name": name, "arguments": arguments})
         ok, text = await self._answer(name, arguments)
-        self._note({"role": "tool", "tool_call_id": id, "content": text})
-        return {"observation": text, "ok": ok, "done": await self._stopped()}
+        self.note({"role": "tool", "tool_call_id": id, "content": text})
+        return {"observation": text, "ok": ok, "done": await self.stopped()}
 
     async def _answer(self, name: str, arguments: dict[str, Any]) -> tuple[bool, str]:
         mcp, tool = self.tools.dispatch[name]
@@ -210,7 +235,8 @@ class Episode:
         content = content[0] if isinstance(content, tuple) else content
         return not failed, "\n".join(block.text if block.type == "text" else str(block) for block in content)
 
-    async def _stopped(self) -> bool:
+    async def stopped(self) -> bool:
+        """Whether one of the task's conditions stops the conversation here."""
         from verifiers.v1.session import call_hook
         from verifiers.v1.trace import Trace
 
@@ -220,8 +246,8 @@ class Episode:
                 return True
         return False
 
-    async def score(self, limit: str | None, messages: list[dict[str, Any]]) -> dict[str, Any]:
-        """What the task's rewards come to. Raises when one of them did not run."""
+    async def close(self, limit: str | None, messages: list[dict[str, Any]]) -> None:
+        """The task's own end and scoring. Raises what they raise."""
         from verifiers.v1.utils.decorators import invoke
 
         last = unsaid(self.turns, messages, limit)
@@ -235,6 +261,10 @@ class Episode:
             await self.task.score(self.trace, self.runtime)
         finally:
             await self.runtime.stop()
+        self.trace.ok = True
+
+    def result(self) -> dict[str, Any]:
+        """What the rewards come to. Raises LookupError when one of them did not run."""
         missing = [name for name, reward in self.trace.rewards.items() if reward is None]
         if missing or not self.trace.rewards:
             raise LookupError(f"{', '.join(missing) or 'no reward function'} gave no reward")
@@ -267,6 +297,11 @@ def prompt_of(data: Any) -> list[dict[str, Any]]:
     return [{"role": "system", "content": data.system_prompt}, *said] if data.system_prompt else said
 
 
+def text_of(message: dict[str, Any]) -> dict[str, Any]:
+    """What the model sees of a message."""
+    return {"role": message["role"], "content": message["content"]}
+
+
 def message_of(message: Any) -> dict[str, Any]:
     """A message with its content as text."""
     content = message.content
@@ -276,13 +311,20 @@ def message_of(message: Any) -> dict[str, Any]:
 
 
 def load(options: dict[str, Any]) -> VerifiersV1:
-    """The taskset that a module exports, configured by `arguments`."""
+    """The taskset that a module exports, and its Env where it has its own, configured by `arguments`."""
     from verifiers.v1.envs.single_agent import SingleAgentEnv
-    from verifiers.v1.utils.loaders import environment_class, load_taskset, taskset_config_type
+    from verifiers.v1.utils.loaders import env_config_type, environment_class, load_taskset, taskset_config_type
 
-    module = options["module"]
+    module, arguments = options["module"], options["arguments"]
     kind = environment_class(module)
-    if kind is not SingleAgentEnv:
-        raise TypeError(f"the package plays episodes by its own {kind.__name__}, with agents that are not played here")
-    config = taskset_config_type(module).model_validate({"id": module, **options["arguments"]})
-    return VerifiersV1(load_taskset(config), options["package"])
+    if kind is SingleAgentEnv:
+        return VerifiersV1(load_taskset(taskset_config_type(module).model_validate({"id": module, **arguments})), options["package"])
+    config = env_config_type(module)
+    own = {name: value for name, value in arguments.items() if name in config.model_fields}
+    rest = {name: value for name, value in arguments.items() if name not in own}
+    env = kind(config.model_validate({**own, "taskset": {"id": module, **rest}}))
+    if len(roles(env)) != 1:
+        raise TypeError(
+            f"its {kind.__name__} lets {len(roles(env))} agents play ({', '.join(roles(env))}), and an episode here is one policy's"
+        )
+    return VerifiersV1(env.taskset, options["package"], env)

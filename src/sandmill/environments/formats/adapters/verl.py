@@ -20,9 +20,11 @@ import subprocess
 import sys
 import time
 import types
+from collections.abc import Iterable
 from typing import Any
 
 COLUMNS = ("data_source", "prompt", "reward_model")
+SEEN = ("images", "videos", "audios")
 CODE = ("codecontests", "apps", "codeforces", "taco")
 NAMES = "string re datetime collections heapq bisect copy math random statistics itertools functools operator io sys json builtins typing"
 PRELUDE = "import sys\nsys.setrecursionlimit(600_000)\n" + "".join(f"from {name} import *\nimport {name}\n" for name in NAMES.split())
@@ -39,6 +41,11 @@ class Verl:
         self.bundled = options["reward"] is None
         self.keeps_root = self.bundled
         self.function = bundled() if self.bundled else own(options["reward"], options["function"])
+        names = inspect.signature(self.function).parameters
+        self.batched, self.more = "solution_strs" in names, options["arguments"]
+        unknown = next((name for name in self.more if name not in names), None)
+        if unknown is not None and not any(one.kind is one.VAR_KEYWORD for one in names.values()):
+            raise TypeError(f"{options['function']}() takes no {unknown!r}; it takes {', '.join(names)}")
         self.rows = {
             split: [self._row(row, file["name"], number) for number, row in enumerate(rows_of(file))]
             for split, file in options["data"].items()
@@ -57,9 +64,14 @@ class Verl:
     def _row(self, row: dict[str, Any], file: str, number: int) -> dict[str, Any]:
         place = f"{file}, row {number}"
         for column in COLUMNS:
-            if row.get(column) is None:
+            if column in row and row[column] is None:
+                raise LookupError(f"{place}: column {column!r} is None")
+            if column not in row:
                 near = difflib.get_close_matches(column, row, n=1, cutoff=0.6)
                 raise LookupError(f"{place}: column {column!r} is missing{f', or is it {near[0]!r}?' if near else ''}")
+        seen = next((column for column in SEEN if row.get(column) is not None and len(row[column])), None)
+        if seen is not None:
+            raise TypeError(f"{place}: column {seen!r} is not empty, and a policy here is given text only")
         model = row["reward_model"]
         if not isinstance(model, dict) or model.get("ground_truth") is None:
             raise LookupError(f"{place}: column 'reward_model' has no ground_truth")
@@ -84,16 +96,24 @@ class Verl:
         return {"role": str(message.get("role", "user")), "content": message["content"]}
 
     async def grade(self, row: dict[str, Any], answer: str | None, context: dict[str, Any]) -> Any:
-        """As verl calls it: by keyword, with the number of turns in extra_info. A mapping's other numbers are parts of the score."""
+        """As verl calls it: by keyword, with the number of turns in extra_info; one that is written for batches gets a batch of one.
+
+        A mapping's other numbers are parts of the score.
+        """
         answer = answer or ""
         if self.bundled and row["data_source"] in CODE:
             answer = replayed(answer, row["ground_truth"])
         else:
             drop_root()
         extra = {**row["extra_info"], "num_turns": context.get("turns", 1), "rollout_reward_scores": {}}
-        found = self.function(data_source=row["data_source"], solution_str=answer, ground_truth=row["ground_truth"], extra_info=extra)
+        given = {"data_source": row["data_source"], "solution_str": answer, "ground_truth": row["ground_truth"], "extra_info": extra}
+        if self.batched:
+            given = {f"{name}s": [value] for name, value in given.items()}
+        found = self.function(**given, **self.more)
         if inspect.isawaitable(found):
             found = await found
+        if self.batched:
+            found = one_of(found)
         if not isinstance(found, dict):
             return found
         if "score" not in found:
@@ -197,19 +217,43 @@ def become(uid: int | None) -> None:
         os.setuid(uid)
 
 
-def rows_of(file: dict[str, str]) -> list[dict[str, Any]]:
-    """The rows of a parquet, json or jsonl file."""
-    path = file["file"]
-    if path.endswith(".parquet"):
-        import pyarrow.parquet
+def one_of(found: Any) -> Any:
+    """The one score of a batch of one."""
+    if isinstance(found, (str, bytes, dict)) or not hasattr(found, "__len__") or len(found) != 1:
+        raise TypeError(f"the reward function gave {found!a:.80} for a batch of one, not a list with its score")
+    return found[0]
 
-        rows = pyarrow.parquet.read_table(path).to_pylist()
-    else:
-        with open(path, encoding="utf-8") as stream:
-            rows = [json.loads(line) for line in stream if line.strip()] if path.endswith(".jsonl") else json.load(stream)
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise TypeError(f"{file['name']} is no list of rows")
-    return rows
+
+def rows_of(file: dict[str, str]) -> list[dict[str, Any]]:
+    """The rows of a parquet, json or jsonl file. Raises ValueError and TypeError naming it, and the line."""
+    path, name = file["file"], file["name"]
+    rows: Any
+    try:
+        if path.endswith(".parquet"):
+            import pyarrow.parquet
+
+            rows = pyarrow.parquet.read_table(path).to_pylist()
+        else:
+            with open(path, encoding="utf-8") as stream:
+                rows = lines_of(stream) if path.endswith(".jsonl") else json.load(stream)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{name} cannot be read: {error}") from None
+    wrong = next((number for number, row in enumerate(rows) if not isinstance(row, dict)), None) if isinstance(rows, list) else 0
+    if wrong is not None:
+        raise TypeError(f"{name}, row {wrong} is no mapping of columns to values")
+    return list(rows)
+
+
+def lines_of(stream: Iterable[str]) -> list[Any]:
+    """A JSON value a line, empty ones left out."""
+    found = []
+    for number, line in enumerate(stream, 1):
+        if line.strip():
+            try:
+                found.append(json.loads(line))
+            except json.JSONDecodeError as error:
+                raise ValueError(f"line {number}, column {error.colno}: {error.msg}") from None
+    return found
 
 
 def without_none(value: Any) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -22,6 +22,7 @@ from sandmill.errors import ConfigError
 
 Seconds = Annotated[float, Meta(gt=0)]
 Count = Annotated[int, Meta(ge=0)]
+_Values = Callable[[Mapping[str, str], str], dict[str, str]]
 SCHEMA_VERSIONS: Final = ("1.0", "1.1", "1.2", "1.3", "1.4")
 _VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-(.*))?\}", re.DOTALL)
 _LARGEST_BYTES: Final = 1 << 20
@@ -260,21 +261,24 @@ def _resolved(found: TaskFile, host: Mapping[str, str], file: str) -> TaskFile:
         return {name: _value(text, host, file, f"{field}.{name}") for name, text in env.items()}
 
     replace = msgspec.structs.replace
-    verifier = replace(found.verifier, env=values(found.verifier.env, "verifier.env"))
     return replace(
         found,
-        verifier=verifier,
+        verifier=_resolved_verifier(found.verifier, values, "verifier"),
         environment=replace(found.environment, env=values(found.environment.env, "environment.env")),
         solution=replace(found.solution, env=values(found.solution.env, "solution.env")),
         steps=tuple(_resolved_step(step, values, number) for number, step in enumerate(found.steps)),
     )
 
 
-def _resolved_step(step: Step, values: Any, number: int) -> Step:
-    if step.verifier is None:
-        return step
-    env = values(step.verifier.env, f"steps[{number}].verifier.env")
-    return msgspec.structs.replace(step, verifier=msgspec.structs.replace(step.verifier, env=env))
+def _resolved_step(step: Step, values: _Values, number: int) -> Step:
+    verifier = None if step.verifier is None else _resolved_verifier(step.verifier, values, f"steps[{number}].verifier")
+    return msgspec.structs.replace(step, verifier=verifier)
+
+
+def _resolved_verifier(verifier: Verifier, values: _Values, field: str) -> Verifier:
+    replace, box = msgspec.structs.replace, verifier.environment
+    own = None if box is None else replace(box, env=values(box.env, f"{field}.environment.env"))
+    return replace(verifier, env=values(verifier.env, f"{field}.env"), environment=own)
 
 
 def _value(text: str, host: Mapping[str, str], file: str, field: str) -> str:
