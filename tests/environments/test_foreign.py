@@ -141,6 +141,25 @@ def test_a_package_that_is_lost_is_started_again(module):
     assert after == Graded(reward=1.0, passed=True)
 
 
+def test_a_person_may_say_what_passes_whatever_the_package_says(module):
+    source = SUMS.replace('"parts": {"close": 1}', '"passed": True')
+    assert graded(get(module(source)), ["parts"]) == [Graded(reward=0.5, passed=True)]
+    assert graded(get(module(source), passAt=0.6), ["parts"]) == [Graded(reward=0.5, passed=False)]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('requires-python = ">=3.99"', r"sums.py: it needs Python >=3.99 and would run under 3\.\d+\.\d+: name another by option python"),
+        ('requires-python = "new"', "sums.py: requires-python in its .* block is 'new', not such as"),
+        ('dependencies = ["sympy"]', "sums.py: dependencies: 'sympy' leaves the version open"),
+    ],
+)
+def test_what_a_modules_head_asks_for_is_read_without_running_it(module, line, said):
+    with pytest.raises(ConfigError, match=said):
+        get(module(f"# /// script\n# {line}\n# ///\n{SUMS}"))
+
+
 def test_arguments_reach_the_module(module):
     environment = get(module(), 15, 2, top=15)
     assert len(environment.splits["train"]) == 15
@@ -192,7 +211,11 @@ def test_a_bundle_without_its_module_says_what_it_has(tmp_path, files, said):
         ("def reward(c, a): pass\ndef tasks(split): return [{'prompt': 'x'}]", r"row 0: field 'answer' is missing; it has prompt"),
         ("def reward(c, a): pass\ndef tasks(split): return [{'prompt': 1, 'answer': 2}]", "row 0: field 'prompt' is a int"),
         ("def reward(c, a): pass\ndef tasks(split): return [{'prompt': 'x', 'answer': 2, 'anwser': 1}]", "there is no field 'anwser'"),
-        ("def reward(c, a): pass\ndef tasks(split): return [1]", "row 0 is a int, not a mapping"),
+        ("def reward(c, a): pass\ndef tasks(split): return [1]", r"sums.py, tasks\('train'\), row 0 is a int, not a mapping"),
+        (
+            "def reward(c, a): pass\ndef tasks(split): return [{'prompt': 'x', 'answer': {'at': object()}}]",
+            r"split 'heldout', row 0: field 'row'.answer.at holds <object",
+        ),
         ("import os\nos._exit(4)", "it ended with exit code 4"),
         ("print('x' * 10_000_000)\nimport sys\nsys.exit(0)", r"it called exit\(0\)"),
     ],
@@ -282,12 +305,43 @@ def test_a_data_set_of_verl_with_a_reward_of_ones_own(tmp_path):
         (verl_row(1, prompt=[{"role": "user", "content": ["image"]}]), "row 1: column 'prompt' holds"),
         (verl_row(1, reward_model={"style": "rule"}), "row 1: column 'reward_model' has no ground_truth"),
         (verl_row(1, extra_info=[1]), "row 1: column 'extra_info' is a list"),
+        (verl_row(1, prompt=None), "row 1: column 'prompt' is None"),
+        (verl_row(1, images=[{"bytes": ""}]), "row 1: column 'images' is not empty, and a policy here is given text only"),
+        ([1], "row 1 is no mapping of columns to values"),
     ],
 )
 def test_a_broken_row_of_verl_is_named_by_file_row_and_column(tmp_path, row, said):
     (tmp_path / "reward.py").write_text(REWARD)
     with pytest.raises(EnvironmentFailed, match=f"rows.jsonl, {said}" if said.startswith("row") else said):
         get(verl_file(tmp_path, [verl_row(0), row]), reward=str(tmp_path / "reward.py"))
+
+
+def test_a_line_that_is_no_json_is_named_by_file_and_line(tmp_path):
+    (tmp_path / "reward.py").write_text(REWARD)
+    reference = verl_file(tmp_path, [verl_row(0)])
+    with (tmp_path / "rows.jsonl").open("a") as file:
+        file.write('\n{"a": \n')
+    with pytest.raises(EnvironmentFailed, match=r"rows.jsonl cannot be read: line 3, column \d+: Expecting value"):
+        get(reference, reward=str(tmp_path / "reward.py"))
+
+
+BATCHED = """
+def compute_score(data_sources, solution_strs, ground_truths, extra_infos, bonus=0.0):
+    scores = [float(said == str(truth)) + bonus for said, truth in zip(solution_strs, ground_truths)]
+    return scores if solution_strs != ["two"] else [*scores, 1.0]
+"""
+
+
+def test_a_reward_for_batches_gets_one_reply_and_its_own_arguments(tmp_path):
+    (tmp_path / "reward.py").write_text(BATCHED)
+    reference = verl_file(tmp_path, [verl_row(n) for n in range(9)])
+    environment = get(reference, reward=str(tmp_path / "reward.py"), bonus=0.25)
+    truth = str(json.loads(bytes(environment.row(environment.splits["train"][0])))["ground_truth"])
+    right, wrong, two = graded(environment, [truth, "wrong", "two"])
+    assert (right.reward, wrong.reward) == (1.25, 0.25)
+    assert "for a batch of one, not a list with its score" in two.reason
+    with pytest.raises(EnvironmentFailed, match=r"compute_score\(\) takes no 'bonnus'; it takes data_sources"):
+        get(reference, reward=str(tmp_path / "reward.py"), bonnus=0.25)
 
 
 def test_a_reward_function_that_is_not_there_is_named(tmp_path):

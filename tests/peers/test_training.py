@@ -71,6 +71,7 @@ FORMATS = {
     "harbor": harbor,
     "reasoning-gym": lambda _: {"name": "reasoning-gym/gcd@0.1.25"},
     "verifiers v0": lambda folder: {"name": f"verifiers/{write(folder, 'sm-turns', TURNS)}", "options": {"verifiers": "0.1.14"}},
+    "verifiers v0, whole groups": lambda folder: {"name": f"verifiers/{write(folder, 'sm-turns', TURNS)}", "options": {"kind": "group"}},
     "verifiers v1": lambda folder: {"name": f"verifiers-v1/{write(folder, 'sm-pad', TASKSET)}"},
     "TextArena": lambda _: {"name": "textarena/GuessTheNumber-v0@0.7.4"},
     "NeMo Gym": lambda _: {"name": "nemo-gym/reasoning_gym@0.7.0", "options": {"requirements": list(REQUIREMENTS)}},

@@ -78,6 +78,14 @@ def test_an_empty_file_is_all_defaults(tmp_path):
         ("[verifier]\ntimeout_sec = 0\n", "verifier.timeout_sec: expected a finite number above 0"),
         ("[verifier]\nenv = {KEY = '${UNSET_KEY}'}\n", "verifier.env.KEY: the variable UNSET_KEY is not set on this machine"),
         (
+            "[verifier.environment]\nenv = {KEY = '${UNSET_KEY}'}\n",
+            "verifier.environment.env.KEY: the variable UNSET_KEY is not set on this machine",
+        ),
+        (
+            "[[steps]]\nname = 'a'\n[steps.verifier.environment]\nenv = {KEY = '${UNSET_KEY}'}\n",
+            "steps[0].verifier.environment.env.KEY: the variable UNSET_KEY is not set on this machine",
+        ),
+        (
             "[verifier]\nenvironment_mode = 'separated'\n",
             "verifier.environment_mode: it is one of shared, separate, not 'separated'; did you",
         ),
