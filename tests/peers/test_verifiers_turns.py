@@ -17,10 +17,12 @@ from sandmill.environments.task import Graded, InfrastructureFailure, Limit
 from sandmill.errors import GraderFailed
 
 SOURCE = '''
+import json
+
 import verifiers as vf
 from datasets import Dataset
 
-ROWS = [{"question": f"Think of {n}: what is it doubled?", "answer": str(2 * n), "info": {"n": n}} for n in range(8)]
+ROWS = [{"question": f"Think of {n}: what is it doubled?", "answer": str(2 * n), "info": json.dumps({"n": n}), "hint": n} for n in range(8)]
 
 
 def double(number: int) -> int:
@@ -57,6 +59,14 @@ def few(state):
 
 def attributes(completion):
     return float(all(message.role in ("assistant", "user", "tool") for message in completion))
+
+
+def informed(info, answer):
+    return float(2 * info["n"] == int(answer))
+
+
+def hinted(**known):
+    return float(known.get("hint", -1) == known["info"]["n"])
 
 
 def words(completion):
@@ -116,7 +126,7 @@ class Holding(Guess):
 
 
 def load_environment(kind="guess", max_turns=5):
-    rubric = vf.Rubric(funcs=[right, few, attributes, words, called], weights=[1.0, 0.0, 0.0, 0.0, 0.0])
+    rubric = vf.Rubric(funcs=[right, few, attributes, words, called, informed, hinted], weights=[1.0, *[0.0] * 6])
     if kind == "tools":
         return vf.ToolEnv(tools=[double], dataset=Dataset.from_list(ROWS), rubric=rubric, max_turns=max_turns)
     if kind in ("group", "holding"):
@@ -159,10 +169,14 @@ def play(project, request):
     return played
 
 
-def test_the_environments_replies_and_its_own_stop_conditions(play):
+def test_the_environments_replies_and_its_own_stop_conditions(play, request):
     right, wrong = play(lambda row: ["-1", "-2", row["answer"]], lambda row: ["-1"] * 5)
     assert [(one.text, one.over) for one in right[0]] == [("no, try 2", False), ("no, try 3", False), ("", True)]
     assert (right[1].reward, right[1].parts["few"], right[1].parts["words"], right[1].parts["attributes"]) == (1.0, 1 / 3, 3.0, 1.0)
+    assert (right[1].parts["informed"], right[1].parts["hinted"]) == (
+        1.0,
+        float(request.node.callspec.params["play"] == "0.1.14"),
+    )  # 0.1.9 has no columns for it
     assert (wrong[0][-1].over, wrong[1].reward, wrong[1].parts["num_turns"]) == (True, 0.0, 5.0)
 
 

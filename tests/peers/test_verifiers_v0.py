@@ -1,13 +1,25 @@
 """Environment packages for verifiers 0.1.x from their index, unchanged: rows, rewards and every metric, under two versions of verifiers.
 
-Installs verifiers 0.1.14 and 0.1.9.post3 with their dependencies (about 500 MB each), sophistry-bench-sprint, staros-stardata.
+Installs verifiers 0.1.14 (once more with reasoning-gym) and 0.1.9.post3 with their dependencies (about 500 MB each),
+sophistry-bench-sprint, staros-stardata.
 """
+
+import re
 
 import pytest
 from playing import environment, graded
+from projects import write
 
 from sandmill.environments.task import Graded
 
+GYM = """
+import verifiers as vf
+from verifiers.envs.integrations.reasoninggym_env import ReasoningGymEnv
+
+
+def load_environment(gym="chain_sum"):
+    return ReasoningGymEnv(gym=gym, num_train_examples=6, num_eval_examples=2, seed=0)
+"""
 SPRINT = "verifiers/sophistry-bench-sprint@0.1.6"
 VERSIONS = {"0.1.14": {}, "0.1.9.post3": {"verifiers": "0.1.9.post3", "withoutDependencies": True}}
 STARDATA = {
@@ -46,3 +58,13 @@ def test_a_message_is_what_a_reward_function_takes_it_for():
 def test_a_module_that_its_wheel_lacks_is_named():
     with pytest.raises(Exception, match=r"could not be loaded: ModuleNotFoundError: No module named 'stardata.puzzles'"):
         environment("verifiers/staros-stardata@0.1.1", **{**STARDATA, "module": "stardata.envs.sokoban_gym"})
+
+
+def test_verifiers_own_reasoning_gym_gives_the_sum_its_reward(tmp_path):
+    project = write(tmp_path, "sm-gym", GYM)
+    sums = environment(f"verifiers/{project}", 5, 2, requirements=["reasoning-gym==0.1.25"])
+    tasks = sums.splits["train"]
+    answers = [f"<answer>{eval(re.search(r'([0-9][0-9+ -]{4,})', task.prompt)[1])}</answer>" for task in tasks]
+    verdicts = graded(sums, [*zip(tasks, answers, strict=True), (tasks[0], "<answer>zzz</answer>")])
+    assert [verdict.reward for verdict in verdicts[:-1]] == [1.0] * 5
+    assert verdicts[-1].reward < 1.0

@@ -15,6 +15,8 @@ from sandmill.environments.task import Graded, Limit, Message, Role
 from sandmill.errors import EnvironmentFailed, GraderFailed
 
 SOURCE = '''
+import itertools
+
 import verifiers.v1 as vf
 
 
@@ -86,6 +88,7 @@ class PadConfig(vf.TasksetConfig):
     num_tasks: int = 8
     container: bool = False
     broken: bool = False
+    endless: bool = False
 
 
 class PadTaskset(vf.Taskset[PadTask, PadConfig]):
@@ -93,7 +96,9 @@ class PadTaskset(vf.Taskset[PadTask, PadConfig]):
         PadTask.NEEDS_CONTAINER = self.config.container
         if self.config.broken:
             PadTask.right.__code__ = PadTask.broken.__code__
-        return [PadTask(self.row(n), self.config.task) for n in range(self.config.num_tasks)]
+        self.__class__.INFINITE = self.config.endless
+        numbers = itertools.count() if self.config.endless else range(self.config.num_tasks)
+        return (PadTask(self.row(n), self.config.task) for n in numbers)
 
     def row(self, n):
         return PadData(prompt=f"Note the word number {n}, then say it.", word=f"w{n}x", system_prompt="Be brief.")
@@ -233,6 +238,11 @@ def test_episodes_at_once_have_machines_of_their_own(place):
             await pad.close()
 
     assert [verdict.parts["notes"] for _, verdict in asyncio.run(main())] == [1.0] * 6
+
+
+def test_a_taskset_without_end_is_read_as_far_as_it_is_asked_for(place):
+    pad, [(_, verdict)] = play(place, lambda word: [f"it is {word}"], endless=True)
+    assert (pad.description.splits, len(pad.splits["train"]), verdict.reward) == ({"train": None}, 4, 1.0)
 
 
 def test_a_reward_that_raises_is_no_reward(place):

@@ -159,7 +159,7 @@ def test_parts_are_numbers_and_truth_values_count_as_such():
         ("none", r"the reward is None \(NoneType\)"),
         ("list", r"the reward is \[1.0\] \(list\)"),
         ("empty", r"the reward is missing from \{\}"),
-        ("huge", r"(too large|OverflowError)"),
+        ("huge", r"not a finite number"),
         ("large", r"its answer has \d+ bytes and may have"),
     ],
 )

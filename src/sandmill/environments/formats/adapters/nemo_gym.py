@@ -203,7 +203,10 @@ def rows_of(path: str) -> list[dict[str, Any]]:
     with open(path, encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
             if line.strip() and len(found) < MOST_ROWS:
-                row = json.loads(line)
+                try:
+                    row = json.loads(line)
+                except json.JSONDecodeError as error:
+                    raise ValueError(f"{os.path.basename(path)}, line {number}, column {error.colno}: {error.msg}") from None
                 if not isinstance(row, dict) or not isinstance(row.get("responses_create_params"), dict):
                     raise LookupError(f"{os.path.basename(path)}, line {number}: field 'responses_create_params' is missing")
                 found.append(row)
