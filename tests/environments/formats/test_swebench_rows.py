@@ -70,7 +70,7 @@ def test_a_column_with_another_name_is_pointed_at(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("rows.jsonl", "{", "it is no jsonl"),
+        ("rows.jsonl", "\n{", "it is no jsonl: line 2, column 2: Expecting"),
         ("rows.jsonl", "", "it has no row"),
         ("rows.jsonl", "3\n", "row 0 is no object"),
         ("rows.csv", "a,b\n", "rows are read from .jsonl, .json, .parquet"),

@@ -68,9 +68,16 @@ def _values(path: Path) -> list[object]:
         if path.suffix == ".json":
             found = json.loads(text)
             return found if isinstance(found, list) else [found]
-        return [json.loads(line) for line in text.split("\n") if line.strip()]
+        return [_line(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"it is no {path.suffix[1:]}: {error}", file=str(path)) from None
+
+
+def _line(number: int, line: str) -> object:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"line {number}, column {error.colno}: {error.msg}") from None
 
 
 def _parquet(path: Path) -> list[object]:
