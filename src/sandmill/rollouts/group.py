@@ -56,7 +56,7 @@ async def run_groups(
         async with places:
             ended = await _with_retries(arena, task, Place(group=group, index=index), sampling, breaker, watch)
         if isinstance(ended, Episode):
-            await together.lost(ended)
+            await together.without(ended)
             return ended
         episode = ended.graded(await together.verdict(index, ended))
         watch(episode)

@@ -20,7 +20,7 @@ _log = logging.getLogger("sandmill.rollouts")
 
 
 class Together:
-    """One group of `size` episodes. Of an environment that grades them one by one, every member is `lost` to it and nothing happens."""
+    """One group of `size` episodes, of which each comes once, with or `without` anything to grade here."""
 
     def __init__(self, arena: Arena, task: Task, group: str, size: int) -> None:
         self._arena, self._task, self._group = arena, task, group
@@ -43,8 +43,8 @@ class Together:
             await self._graded.wait()
         return self._verdicts[index]
 
-    async def lost(self, episode: Episode) -> None:
-        """A member has its verdict already. Raises IsolationUnavailable."""
+    async def without(self, episode: Episode) -> None:
+        """A member has its verdict already: it was lost, or is of an environment that grades one by one. Raises IsolationUnavailable."""
         if isinstance(episode.verdict, InfrastructureFailure):
             self._lost.append(f"{episode.index} ({episode.verdict.boundary}: {episode.verdict.reason})")
         if self._arrived() and self._ended:

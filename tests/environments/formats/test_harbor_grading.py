@@ -265,6 +265,29 @@ def test_a_verifier_may_ask_for_another_user(tmp_path):
     assert "the image has no user 'nosuch'" in failure(verdict(place))
 
 
+TABLES = """
+artifacts = ["/app/noted"]
+[environment.env]
+PLACE = "agent"
+[verifier]
+env = {WORD = "${SANDMILL_TEST_WORD}", OTHER = "${SANDMILL_TEST_UNSET:-fallen back}"}
+[[verifier.collect]]
+command = "echo collected > /app/noted"
+[solution]
+env = {ANSWER = "solved"}
+"""
+
+
+def test_variables_reach_what_they_are_for_and_evidence_is_collected_before_grading(tmp_path, monkeypatch):
+    monkeypatch.setenv("SANDMILL_TEST_WORD", "from here")
+    wanted = '[ "$WORD $OTHER" = "from here fallen back" ] && [ "$(cat /app/noted /app/said)" = "$(printf "collected\\nsolved agent")" ]'
+    place = simple(tmp_path, f"{wanted} && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt")
+    (place / "solution" / "solve.sh").write_text('echo "$ANSWER $PLACE" > said\n')
+    (place / "task.toml").write_text(TABLES)
+    assert verdict(place, solve=True) == SOLVED
+    assert verdict(place, 'echo "$ANSWER $PLACE" > said') == UNSOLVED
+
+
 def test_a_health_check_that_fails_is_said(tmp_path):
     place = simple(tmp_path, "echo 1 > /logs/verifier/reward.txt")
     (place / "task.toml").write_text('[environment]\nhealthcheck = {command = "test -e /nothing", interval_sec = 0.01, retries = 2}\n')
