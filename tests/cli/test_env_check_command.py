@@ -48,12 +48,6 @@ def test_each_task_has_its_line_and_a_bad_one_an_exit_code(sandmill, tasks):
     assert [trial["what"] for trial in found["tasks"]["scores"]["trials"]] == ["reference solution", "untouched"]
 
 
-def test_folders_are_shown_as_many_as_they_are(sandmill, tasks):
-    done = sandmill("env", "show", f"harbor:{tasks}", "--option", "base=host", "--json")
-    assert done.returncode == 0, done.stderr
-    assert sum(json.loads(done.stdout)["tasks"].values()) == 2
-
-
 def test_training_refuses_what_failed(sandmill, tasks):
     manifest = tasks.parent / "run.yaml"
     manifest.write_text(MANIFEST.format(place=tasks))

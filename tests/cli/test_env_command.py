@@ -55,7 +55,6 @@ def test_an_unsound_environment_fails_the_check_by_name(sandmill):
         ),
         (["show", "python/x.py", "-o", "memory"], 2, b"--option: it is KEY=VALUE, not 'memory'"),
         (["rm", "python/never"], 3, b"nothing is installed for"),
-        (["show", "harbor/tasks"], 3, b"harbor takes files: write harbor:tasks"),
         (["init", "."], 2, b"environment.py: exists already"),
     ],
 )

@@ -31,7 +31,6 @@ R = TypeVar("R")
 _SHOWN_TASKS: Final = 50
 _LONGEST_PROMPT: Final = 2000
 _TIMEOUT_S: Final = 600.0
-_NO_SIZES: Final = {field: getattr(EnvironmentSection(name=""), field) for field in ("train_tasks", "held_out_tasks")}
 _EXAMPLE: Final = '''"""A small environment: sums. tasks(split) gives rows, reward(completion, answer) grades; see docs/environments.md.
 
 What it needs beyond Python's own library is named here, pinned, and installed in its own sandbox:
@@ -87,8 +86,6 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
         entry = registered.find(self.reference)
         if entry is not None:
             return registered.load(entry, self.section, report, fit=True)
-        if registry.is_files(self.reference):  # folders and rows are as many as they are
-            return registry.get(self.reference, msgspec.structs.replace(self.section, **_NO_SIZES))
         if not is_foreign(self.reference):
             return registry.get(self.reference, self.section)
         return foreign.load(self.reference, self.section, report, fit=True)

@@ -21,7 +21,7 @@ from sandmill.environments.confusion import confused
 from sandmill.environments.demonstration import Demonstration
 from sandmill.environments.drawing import Drawn, draw
 from sandmill.environments.environment import Artifacts
-from sandmill.environments.foreign_interaction import Ending, ForeignInteraction, score_of, tools_of
+from sandmill.environments.foreign_interaction import ForeignInteraction, score_of, tools_of
 from sandmill.environments.formats import Plan, plan
 from sandmill.environments.interaction import Offer
 from sandmill.environments.packages.asked import AskedService
@@ -66,6 +66,7 @@ class ForeignEnvironment:
         self.splits: Mapping[str, Sequence[Task]] = {name: tuple(one.task for one in drawn) for name, drawn in splits.items()}
         self._rows = {one.task.id: one.row for drawn in splits.values() for one in drawn}
         self.digest = _digest(plan, installed, self.splits, self._rows)
+        self._passes_at = description.passes_at if plan.common.pass_at is None else plan.common.pass_at
         self._turns: asyncio.Semaphore | None = None
 
     def files(self, task: Task) -> Mapping[str, bytes]:
@@ -101,12 +102,8 @@ class ForeignEnvironment:
         """What a score is worth."""
         if not score.answered or (submission.answer is None and submission.limit is None):
             return NoAnswer(reward=score.reward, parts=score.parts)
-        own = self.plan.common.pass_at
-        passed = (
-            score.passed
-            if own is None and score.passed is not None
-            else score.reward >= (self.description.passes_at if own is None else own)
-        )
+        said = score.passed if self.plan.common.pass_at is None else None
+        passed = score.reward >= self._passes_at if said is None else said
         return Graded(reward=score.reward, passed=passed, parts=score.parts)
 
     def solution(self, task: Task) -> tuple[str, ...]:
@@ -138,8 +135,6 @@ class ForeignEnvironment:
 class DialogueEnvironment(ForeignEnvironment):
     """A package that answers what the model says or calls, each episode in a process of its own, and grades it there at its end."""
 
-    ending = Ending()
-
     def __init__(
         self, plan: Plan, installed: Installed, description: Description, service: AskedService, splits: Mapping[str, Sequence[Drawn]]
     ) -> None:
@@ -154,7 +149,7 @@ class DialogueEnvironment(ForeignEnvironment):
     async def interact(self, task: Task, seed: int) -> ForeignInteraction:
         """See `Interactive`."""
         session, release = await self.seats.session()
-        return await ForeignInteraction.begin(session, self.row(task), seed, self.offer.tools, release, self.ending)
+        return await ForeignInteraction.begin(session, self.row(task), seed, self.offer.tools, release)
 
     async def grade(self, task: Task, submission: Submission, artifacts: Artifacts) -> Verdict:
         """What the episode's own process made of it at its end; an answer without an episode is the only thing said in one."""

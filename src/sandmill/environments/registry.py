@@ -112,9 +112,6 @@ def _unknown(reference: str, registered: Sequence[str]) -> str:
         return f"environment {reference!a} needs a version: write {versions[-1]}"
     if versions:
         return f"environment {name} has no version {version!a}: write {versions[-1]}"
-    prefix, slash, place = reference.partition("/")
-    if slash and prefix in FORMATS:
-        return f"there is no environment {reference!a}; {prefix} takes files: write {prefix}:{place}"
     near = difflib.get_close_matches(reference, names, n=1, cutoff=0.0)
     return f"there is no environment {reference!a}; the nearest is {near[0]} (your own: path/to/file.py:object or module:object)"
 
