@@ -22,7 +22,7 @@ from sandmill.environments.confusion import confused
 from sandmill.environments.demonstration import Demonstration
 from sandmill.environments.drawing import Drawn, draw
 from sandmill.environments.environment import Artifacts
-from sandmill.environments.foreign_interaction import Ending, ForeignInteraction, score_of, tools_of
+from sandmill.environments.foreign_interaction import ForeignInteraction, score_of, tools_of
 from sandmill.environments.formats import Plan, plan
 from sandmill.environments.interaction import Offer
 from sandmill.environments.packages.asked import AskedService
@@ -104,12 +104,8 @@ class ForeignEnvironment:
         """What a score is worth."""
         if not score.answered or (submission.answer is None and submission.limit is None):
             return NoAnswer(reward=score.reward, parts=score.parts)
-        own = self.plan.common.pass_at
-        passed = (
-            score.passed
-            if own is None and score.passed is not None
-            else score.reward >= (self.description.passes_at if own is None else own)
-        )
+        said = score.passed if self.plan.common.pass_at is None else None
+        passed = score.reward >= self._passes_at if said is None else said
         return Graded(reward=score.reward, passed=passed, parts=score.parts)
 
     def solution(self, task: Task) -> tuple[str, ...]:
@@ -148,8 +144,6 @@ class ForeignEnvironment:
 class DialogueEnvironment(ForeignEnvironment):
     """A package that answers what the model says or calls, each episode in a process of its own, and grades it there at its end."""
 
-    ending = Ending()
-
     def __init__(
         self, plan: Plan, installed: Installed, description: Description, service: AskedService, splits: Mapping[str, Sequence[Drawn]]
     ) -> None:
@@ -164,7 +158,7 @@ class DialogueEnvironment(ForeignEnvironment):
     async def interact(self, task: Task, seed: int) -> ForeignInteraction:
         """See `Interactive`."""
         session, release = await self.seats.session()
-        begun = await ForeignInteraction.begin(session, self.row(task), seed, self.offer.tools, release, self.ending)
+        begun = await ForeignInteraction.begin(session, self.row(task), seed, self.offer.tools, release)
         begun.finishes_again = self.description.finishes_again
         return begun
 

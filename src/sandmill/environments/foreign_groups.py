@@ -13,7 +13,7 @@ import msgspec
 
 from sandmill.environments.environment import Artifacts
 from sandmill.environments.foreign import GRADING_S, DialogueEnvironment, ForeignEnvironment
-from sandmill.environments.foreign_interaction import Ending
+from sandmill.environments.foreign_interaction import Ending, ForeignInteraction
 from sandmill.environments.packages.loaded import Lost
 from sandmill.environments.packages.protocol import HandedOver, Member
 from sandmill.environments.task import Boundary, InfrastructureFailure, Submission, Task, Verdict
@@ -39,7 +39,11 @@ class RepliesTogether(ForeignEnvironment):
 class DialoguesTogether(DialogueEnvironment):
     """Episodes of one task, graded together. See `GradesGroups`."""
 
-    ending = _ENDING
+    async def interact(self, task: Task, seed: int) -> ForeignInteraction:
+        """See `Interactive`. Its end is handed over."""
+        episode = await super().interact(task, seed)
+        episode.ending = _ENDING
+        return episode
 
     async def grade(self, task: Task, submission: Submission, artifacts: Artifacts) -> Verdict:
         """As a group of one."""

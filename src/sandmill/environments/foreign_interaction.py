@@ -40,28 +40,22 @@ class Ending(msgspec.Struct, frozen=True):
 
 
 class ForeignInteraction:
-    """See `Interaction`. `release` gives the session's place back; `ending` is how its end is asked for."""
+    """See `Interaction`. `release` gives the session's place back."""
 
+    ending = Ending()
     finishes_again = False
     """See `finishes_again`."""
 
-    def __init__(self, session: AskedSession, opening: tuple[Message, ...], release: Callable[[], None], ending: Ending) -> None:
+    def __init__(self, session: AskedSession, opening: tuple[Message, ...], release: Callable[[], None]) -> None:
         self.opening = opening
         self._session = session
         self._release = release
-        self._ending = ending
         self._broken: Exception | None = None
         self._running: asyncio.Task[Any] | None = None
 
     @classmethod
     async def begin(
-        cls,
-        session: AskedSession,
-        row: msgspec.Raw,
-        seed: int,
-        known: Sequence[Tool],
-        release: Callable[[], None],
-        ending: Ending | None = None,
+        cls, session: AskedSession, row: msgspec.Raw, seed: int, known: Sequence[Tool], release: Callable[[], None]
     ) -> ForeignInteraction:
         """Opens the episode of a row. Raises GraderFailed, TimeoutError; then nothing of it is left."""
         try:
@@ -70,7 +64,7 @@ class ForeignInteraction:
             for tool in tools_of(opened.tools):
                 if tool.name not in names:
                     raise GraderFailed(f"an episode brings a tool {tool.name} that its package did not announce")
-            return cls(session, messages_of(opened.prompt), release, ending or Ending())
+            return cls(session, messages_of(opened.prompt), release)
         except BaseException:
             await asyncio.shield(session.close())
             release()
@@ -103,7 +97,7 @@ class ForeignInteraction:
         ]
         answer = None if submission.answer is None else _sound(submission.answer)
         params = {"answer": answer, "limit": None if submission.limit is None else str(submission.limit), "messages": said}
-        return msgspec.json.encode(await self._ask(self._ending.method, params, self._ending.kind))
+        return msgspec.json.encode(await self._ask(self.ending.method, params, self.ending.kind))
 
     async def close(self) -> None:
         """See `Interaction`."""
