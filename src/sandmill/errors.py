@@ -184,3 +184,8 @@ class NodeRefused(ServerError, PermissionError):
 
 class StoreUnavailable(ServerError, ConnectionError):
     """The server's database cannot be reached or does not take writes."""
+
+
+def plainly(error: Exception) -> str:
+    """An error's own words, without the number and the path that an OSError puts around them: the sentence has named the path."""
+    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)

@@ -46,7 +46,7 @@ def test_an_unsound_environment_fails_the_check_by_name(sandmill):
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["show", "resoning-gym/chain_sum@1"], 3, b"the nearest is"),
+        (["show", "resoning-gym/chain_sum@1"], 3, b"there is no format 'resoning-gym'; did you mean reasoning-gym/chain_sum@1?"),
         (["show", "python/nowhere"], 3, b"there is no file nowhere"),
         (
             ["run", "shell@1.0.0", "--answer", "x", "--task", "shell-train-0000"],

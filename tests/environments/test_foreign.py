@@ -188,6 +188,7 @@ def test_a_bundle_without_its_module_says_what_it_has(tmp_path, files, said):
     ("source", "said"),
     [
         ("import nowhere", "ModuleNotFoundError: No module named 'nowhere'"),
+        ("x =", r"SyntaxError: invalid syntax \(sums.py, line 1\)$"),
         ("def tasks(split): return []", r"AttributeError: sums.py has no function reward\(\)"),
         ("def reward(c, a): pass\ndef tasks(split): return [{'prompt': 'x'}]", r"row 0: field 'answer' is missing; it has prompt"),
         ("def reward(c, a): pass\ndef tasks(split): return [{'prompt': 1, 'answer': 2}]", "row 0: field 'prompt' is a int"),

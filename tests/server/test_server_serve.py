@@ -67,6 +67,13 @@ def test_the_first_start_makes_a_key_and_shows_it_once(tmp_path: Path) -> None:
     assert oct((tmp_path / "state").stat().st_mode)[-3:] == "700"
 
 
+def test_a_start_that_fails_makes_no_key_that_nobody_sees(tmp_path: Path) -> None:
+    failed = sandmill("serve", "--port", "0", "--state", str(tmp_path / "state"), "--database", "postgresql://nobody@127.0.0.1:1/x")
+    assert (failed.returncode, failed.stdout) == (7, "")
+    listed = sandmill("key", "ls", "--state", str(tmp_path / "state"), "--json")
+    assert json.loads(listed.stdout) == []
+
+
 def test_keys_take_effect_and_end_at_once(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         key = key_for(server, "guest")

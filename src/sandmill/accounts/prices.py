@@ -18,7 +18,7 @@ import yaml
 
 from sandmill.config.manifest import PricesSection
 from sandmill.config.quantities import parse_usd
-from sandmill.errors import ConfigError
+from sandmill.errors import ConfigError, plainly
 
 SECONDS_PER_HOUR = 3600
 TOKENS_PER_PRICE = 1_000_000
@@ -101,7 +101,7 @@ def load_price_book(path: Path | None = None) -> PriceBook:
         try:
             text, shown = path.read_text("utf-8"), str(path)
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"the price book cannot be read: {error}", file=path) from error
+            raise ConfigError(f"the price book cannot be read: {plainly(error)}", file=path) from error
     try:
         content: Any = yaml.safe_load(text)
     except yaml.YAMLError as error:

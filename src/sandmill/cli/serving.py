@@ -57,9 +57,10 @@ def serve(asked: Asked, *, as_json: bool) -> int:
     if key:
         keys.give(key, "environment")
     check_address(settings.host, keys)
-    made = None if keys else keys.make("owner")
 
     def announce(url: str) -> None:
+        # Not before it is up: a key that is made and never shown would leave its owner without one.
+        made = None if keys else keys.make("owner")
         _announce(url, made, bool(key), settings.folder, as_json=as_json)
 
     run(settings, keys, announce)

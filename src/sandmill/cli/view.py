@@ -67,8 +67,8 @@ class RunView:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Sampled tokens per second: over recent steps while training, over the stage while evaluating."""
-        if self.stage is RunStage.TRAINING and self.steps:
+        """Sampled tokens per second: over the stage while evaluating, else over recent steps."""
+        if self.stage is not RunStage.EVALUATING and self.steps:
             seconds = sum(step.wall_s for step in self.steps)
             return sum(step.sampled_tokens for step in self.steps) / seconds if seconds > 0 else None
         return self.tokens_here / self.stage_seconds if self.tokens_here and self.stage_seconds > 0.5 else None

@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
 from sandmill.config.manifest import EnvironmentSection
+from sandmill.environments.formats import FORMATS as FOREIGN
 from sandmill.environments.formats import is_foreign
 from sandmill.environments.splits import check_splits
 from sandmill.errors import ConfigError, EnvironmentFailed, SandmillError, UnknownEnvironment
@@ -112,6 +113,9 @@ def _unknown(reference: str, registered: Sequence[str]) -> str:
         return f"environment {reference!a} needs a version: write {versions[-1]}"
     if versions:
         return f"environment {name} has no version {version!a}: write {versions[-1]}"
+    form, slash, rest = reference.partition("/")
+    if slash and (formats := difflib.get_close_matches(form, FOREIGN, n=1)):
+        return f"there is no format {form!a}; did you mean {formats[0]}/{rest}?"
     near = difflib.get_close_matches(reference, names, n=1, cutoff=0.0)
     return f"there is no environment {reference!a}; the nearest is {near[0]} (your own: path/to/file.py:object or module:object)"
 

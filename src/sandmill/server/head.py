@@ -51,7 +51,8 @@ class Head:
         try:
             return await self._ask(method, path, body)
         except AnswerError as error:
-            raise ConfigError(error.message if not error.fix else f"{error.message}; {error.fix}") from error
+            fix = error.fix.replace("NODUS_API_KEY", "SANDMILL_API_KEY")  # the API speaks to the published client
+            raise ConfigError(f"{error.message}; {fix}" if fix else error.message) from error
         except OSError as error:
             raise ConfigError(f"the server {self.url} cannot be reached: {error or type(error).__name__}") from error
 

@@ -119,9 +119,9 @@ class Keys:
             self._keys, self._seen = (), 0
             return
         except (msgspec.DecodeError, OSError) as error:
-            raise StateIncompatible(f"{self._path} is no list of keys of this version: {error}") from error
+            raise StateIncompatible(f"{self._path} is no list of keys ({error}); choose another state folder") from error
         if found.version != 1:
-            raise StateIncompatible(f"{self._path} has version {found.version}, this program reads 1")
+            raise StateIncompatible(f"{self._path} has version {found.version}, this program reads 1; choose another state folder")
         self._keys, self._seen = found.keys, written
 
     def _write(self) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Final
 from sandmill.config.manifest import EnvironmentSection
 from sandmill.environments.formats.plan import CommonOptions, Option, Plan, Reference, adapter, parse_options
 from sandmill.environments.packages.package import FILES, Copied, pinned
-from sandmill.errors import ConfigError, UnknownEnvironment
+from sandmill.errors import ConfigError, UnknownEnvironment, plainly
 
 MODULE: Final = "environment.py"
 BUNDLES: Final = (".tar.gz", ".tgz")
@@ -73,7 +73,7 @@ def script_metadata(module: Path) -> dict[str, Any]:
     try:
         match = _BLOCK.search(module.read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot be read: {error}", file=module) from None
+        raise ConfigError(f"cannot be read: {plainly(error)}", file=module) from None
     if match is None:
         return {}
     text = "".join(line[2:] if line.startswith("# ") else line[1:] for line in match["content"].splitlines(keepends=True))

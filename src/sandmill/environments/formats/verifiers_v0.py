@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 from sandmill.config.manifest import EnvironmentSection
 from sandmill.environments.formats.plan import FIELD, CommonOptions, Plan, Reference, adapter, parse_options
 from sandmill.environments.packages.package import pinned
-from sandmill.errors import ConfigError, UnknownEnvironment
+from sandmill.errors import ConfigError, UnknownEnvironment, plainly
 
 EXAMPLE: Final = "0.1.0"
 DEFAULT: Final = "0.1.14"
@@ -70,7 +70,7 @@ def project_name(folder: Path) -> str:
     try:
         name = tomllib.loads(place.read_bytes()[:_LARGEST_PYPROJECT].decode()).get("project", {}).get("name")
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"cannot be read: {error}", file=place) from None
+        raise ConfigError(f"cannot be read: {plainly(error)}", file=place) from None
     if not isinstance(name, str) or not name:
         raise ConfigError("has no [project] name", file=place)
     return canonicalize_name(name)

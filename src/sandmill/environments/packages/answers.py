@@ -93,6 +93,7 @@ def failure(cause: str, error: BaseException) -> bytes:
             said = f"{type(error).__name__}: {error}"
         except Exception:  # noqa: BLE001 - it is somebody else's
             said = type(error).__name__
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename not in _OURS]
-    place = f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})" if frames else ""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(("<frozen", *_OURS))]
+    known = isinstance(error, SyntaxError)  # its own words say where
+    place = f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})" if frames and not known else ""
     return encode({"cause": cause, "reason": said[:_LONGEST_REASON] + place})

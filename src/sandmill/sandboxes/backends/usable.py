@@ -30,7 +30,11 @@ async def _usable(name: BackendName) -> Usable:
         async with asyncio.timeout(_ANSWER_S):
             return await (_server() if name is BackendName.SERVER else load(name).usable())
     except TimeoutError:
-        return Usable(ok=False, says=f"no answer within {_ANSWER_S:.0f} s", fix="see whether its address is right")
+        return Usable(
+            ok=False,
+            says=f"no answer within {_ANSWER_S:.0f} s",
+            fix="see that its address is right and this machine not overloaded",
+        )
     except (SandboxError, ConfigError) as error:
         says, _, fix = str(error).rpartition("; ")
         return Usable(ok=False, says=says or fix, fix=fix)

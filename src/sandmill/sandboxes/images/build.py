@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from sandmill.errors import ConfigError, ExecFailed, ImageError, SandboxFileError
+from sandmill.errors import ConfigError, ExecFailed, ImageError, SandboxFileError, plainly
 from sandmill.sandboxes.backends.native import wire
 from sandmill.sandboxes.dual import in_thread
 from sandmill.sandboxes.images.context import Context, Entry
@@ -92,7 +92,7 @@ def _text(dockerfile: str | Path) -> tuple[str, str]:
     try:
         return Path(dockerfile).read_text("utf-8"), str(dockerfile)
     except (OSError, UnicodeError) as error:
-        raise ConfigError(f"the Dockerfile cannot be read: {error}", file=str(dockerfile)) from error
+        raise ConfigError(f"the Dockerfile cannot be read: {plainly(error)}", file=str(dockerfile)) from error
 
 
 class _Build:
