@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -179,6 +180,27 @@ def test_prices_are_the_servers(server: Server, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("SANDMILL_API_KEY", KEY)
     with pytest.raises(ConfigError, match="price_per_hour"):
         sandmill.Sandbox.create(**SMALL, price_per_hour="3.6", max_cost=1, server=server.url)
+
+
+def test_they_are_listed_and_stopped_where_they_are(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SANDMILL_API_KEY", KEY)
+    box = sandmill.Sandbox.create(**SMALL, server=server.url, name="a name/with é")
+    other = sandmill.Sandbox.create(**SMALL, server=server.url)
+    listed = {record.id: record for record in sandmill.list_sandboxes(server.url)}
+    assert {box.id, other.id} <= set(listed)
+    record = listed[box.id]
+    assert (record.name, record.memory_bytes, record.disk_bytes, record.owner_pid) == ("a name/with \\xe9", 256 << 20, 32 << 20, 0)
+    assert 0 <= record.age_s < 60
+    environment = {**os.environ, "SANDMILL_API_URL": server.url}
+    command = [sys.executable, "-m", "sandmill.cli", "sandbox"]
+    done = subprocess.run([*command, "stop", record.name], env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, f"stopped {record.name}\n")
+    done = subprocess.run([*command, "ls", "--json"], env=environment, capture_output=True, text=True, timeout=60)
+    assert other.id in done.stdout
+    assert box.id not in done.stdout
+    other.terminate()
+    with pytest.raises(SandboxGone, match="no live sandbox has this name"):
+        sandmill.stop_sandbox("nothing", server.url)
 
 
 def test_a_server_without_a_key_or_that_is_not_there(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

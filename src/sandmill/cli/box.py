@@ -22,6 +22,7 @@ from sandmill.errors import ConfigError, ExecFailed, SandboxGone
 from sandmill.reports.inert import inert
 from sandmill.reports.words import duration, size
 from sandmill.sandboxes import PIPE, Egress, Process, Sandbox, list_sandboxes, stop_sandbox
+from sandmill.sandboxes.backends.choice import choose
 
 TIMED_OUT = 124
 CANNOT_RUN = 126
@@ -152,15 +153,16 @@ def _report(sandbox: Sandbox, process: Process) -> int:
 
 
 def list_boxes(*, as_json: bool) -> int:
-    """Prints the sandboxes alive on this machine, oldest first."""
-    records = list_sandboxes()
+    """Prints the sandboxes alive where `run` would make one, oldest first: on this machine, or on a server."""
+    records = list_sandboxes(choose(None, None)[1])
     if as_json:
         sys.stdout.write(json.dumps(msgspec.to_builtins(records), ensure_ascii=True) + "\n")
         return 0
     rows = [("name", "age", "cpu", "memory", "disk", "owner", "labels")]
     for record in records:
         labels = ",".join(f"{key}={value}" for key, value in record.labels.items())
-        amounts = (f"{record.cpu:g}", size(record.memory_bytes), size(record.disk_bytes), f"pid {record.owner_pid}")
+        owner = f"pid {record.owner_pid}" if record.owner_pid else "server"
+        amounts = (f"{record.cpu:g}", size(record.memory_bytes), size(record.disk_bytes), owner)
         rows.append((inert(record.name, limit=60), duration(record.age_s), *amounts, inert(labels, limit=80)))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
@@ -173,9 +175,10 @@ def stop(names: Sequence[str], *, every: bool, as_json: bool) -> int:
     if bool(names) == every:
         raise ConfigError("name the sandboxes to stop, or write --all; see sandmill sandbox ls")
     missing: SandboxGone | None = None
-    for name in [record.id for record in list_sandboxes()] if every else names:
+    _, server = choose(None, None)
+    for name in [record.id for record in list_sandboxes(server)] if every else names:
         try:
-            for record in stop_sandbox(name):
+            for record in stop_sandbox(name, server):
                 tell(f"stopped {inert(record.name, limit=200)}", as_json=as_json, stopped=record.name, id=record.id)
         except SandboxGone as error:
             # With --all it ended by itself between the list and the stop, which is what was wanted.

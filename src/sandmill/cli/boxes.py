@@ -9,7 +9,7 @@ import typer
 from sandmill.cli.failures import carried
 
 app = typer.Typer(
-    help="Runs commands in isolated sandboxes on this machine.",
+    help="Runs commands in isolated sandboxes.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -107,7 +107,7 @@ def shell(
 
 @app.command(name="ls")
 def list_(as_json: Json = False) -> None:
-    """Lists the sandboxes alive on this machine."""
+    """Lists live sandboxes: this machine's, or those of the server at SANDMILL_API_URL."""
     from sandmill.cli import box
 
     raise typer.Exit(carried(lambda: box.list_boxes(as_json=as_json)))

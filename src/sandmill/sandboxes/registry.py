@@ -19,6 +19,7 @@ import msgspec
 
 from sandmill.errors import SandboxGone
 from sandmill.sandboxes.backends.native import state
+from sandmill.sandboxes.dual import block_on
 
 SOCKET: Final = "control.sock"
 _ANSWER_S: Final = 5.0
@@ -33,6 +34,7 @@ class SandboxRecord(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     labels: Mapping[str, str]
     owner_pid: int
+    """0: a server."""
     age_s: float
     cpu: float
     memory_bytes: int
@@ -117,18 +119,30 @@ class Registry:
                 return  # whoever asked is gone or does not speak this language
 
 
-def list_sandboxes() -> list[SandboxRecord]:
-    """The sandboxes alive on this machine in this user's state folder, of all processes, oldest first."""
+def list_sandboxes(server: str = "") -> list[SandboxRecord]:
+    """The sandboxes alive on this machine in this user's state folder, of all processes, oldest first; or those of a server, by its URL.
+
+    Raises, for a server, ConfigError and SandboxError.
+    """
+    if server:
+        from sandmill.sandboxes.backends.remote.listing import records
+
+        return block_on(records(server))
     found = [record for folder in state.live_owners() for record in _ask(folder, _Request(), _ANSWER_S)]
     return sorted(found, key=lambda record: -record.age_s)
 
 
-def stop_sandbox(name_or_id: str) -> list[SandboxRecord]:
-    """Stops every sandbox of that name or id, whichever process owns it, and returns what was stopped.
+def stop_sandbox(name_or_id: str, server: str = "") -> list[SandboxRecord]:
+    """Stops every sandbox of that name or id, whichever process owns it, or a server, and returns what was stopped.
 
-    Raises SandboxGone when there is none.
+    Raises SandboxGone when there is none; for a server, ConfigError and SandboxError.
     """
-    stopped = [record for folder in state.live_owners() for record in _ask(folder, _Request(stop=name_or_id), _STOP_S)]
+    if server:
+        from sandmill.sandboxes.backends.remote.listing import stop
+
+        stopped = block_on(stop(server, name_or_id))
+    else:
+        stopped = [record for folder in state.live_owners() for record in _ask(folder, _Request(stop=name_or_id), _STOP_S)]
     if not stopped:
         raise SandboxGone(name_or_id, "no live sandbox has this name or id")
     return stopped

@@ -26,7 +26,7 @@ from sandmill.sandboxes.images.store import KEPT
 from sandmill.sandboxes.sandbox import Sandbox
 from sandmill.sandboxes.spec import Continuity, EgressMode, SandboxSpec
 
-_NAME: Final = "sandmill.dev/name"
+NAME: Final = "sandmill.dev/name"
 _MADE_WITHIN_S: Final = 600.0
 _POLL: Final = "30s"
 _AGAIN_FOR_S: Final = 15.0
@@ -213,7 +213,7 @@ class RemotePreserving(Sandbox):
 
 def name_note(name: str | None) -> dict[str, str]:
     """A sandbox's own name, which is any string, beside the object's."""
-    return {_NAME: name[:1000].encode("ascii", "backslashreplace").decode()} if name else {}
+    return {NAME: name[:1000].encode("ascii", "backslashreplace").decode()} if name else {}
 
 
 def image_in(status: Mapping[str, Any]) -> Image:
