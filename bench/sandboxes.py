@@ -1,4 +1,4 @@
-"""Sandboxes beside bubblewrap and crun: start to first output, exec overhead, forks, 500 idle ones, teardown.
+"""Sandboxes beside bubblewrap and crun: start to first output and to the end of the command, exec overhead, forks, 500 idle ones, teardown.
 
 Peers run in the same rounds, one after the other, so that whatever else the machine does hits all alike. Medians and 99th
 percentiles in milliseconds. `scripts/bench sandboxes [--quick] [--json FILE] [--rounds N] [--idle N]`.
@@ -15,6 +15,7 @@ import asyncio
 import json
 import os
 import platform
+import random
 import shutil
 import statistics
 import subprocess
@@ -118,7 +119,26 @@ def crun_bundle(folder: Path) -> list[str] | None:
     return [program, "run", "--bundle", str(folder)]
 
 
+def whole_run(argv: list[str]) -> float:
+    """Seconds from the call to the end of the process, with all of its output."""
+    return clock(partial(subprocess.run, argv, stdin=subprocess.DEVNULL, capture_output=True, check=True))
+
+
 def cold_start() -> float:
+    """Seconds from the call to the first piece of output, as `first_output` counts it."""
+    began = time.perf_counter()
+    box = Sandbox.from_spec(SPEC)
+    process = box.exec("/bin/echo", "hi", text=False)
+    first = next(iter(process.stdout))
+    elapsed = time.perf_counter() - began
+    assert first
+    process.wait()
+    box.terminate()
+    return elapsed
+
+
+def cold_run() -> float:
+    """Seconds from the call to a command's exit code and all of its output."""
     began = time.perf_counter()
     box = Sandbox.from_spec(SPEC)
     box.run("/bin/echo", "hi")
@@ -157,14 +177,18 @@ def starts(rounds: int, folder: Path) -> list[Timing]:
             actions: list[tuple[str, Callable[[], float]]] = [
                 ("bare subprocess", lambda: first_output(["/bin/echo", "hi"])),
                 ("sandmill, cold", cold_start),
+                ("sandmill, cold, awaited", lambda: block_on(own_first_output(0))),
+                ("sandmill, cold, to its end", cold_run),
                 ("sandmill, from a pool", lambda: pooled_start(pool)),
                 ("sandmill, create alone", create_alone),
             ]
             if bubblewrap:
                 actions.append(("bubblewrap", lambda: first_output(bubblewrap)))
+                actions.append(("bubblewrap, to its end", lambda: whole_run(bubblewrap)))
             if crun:
                 actions.append(("crun", partial(first_output, [*crun, f"bench-{os.getpid()}-{number}"])))
             actions += sandboxes_gvisor.starts(folder / "gvisor", SPEC, first_output, number)
+            random.Random(number).shuffle(actions)  # what one leaves for the kernel to clean up must not always hit the same next one
             for name, action in actions:
                 samples.setdefault(name, []).append(action())
     return [Timing.of(name, seconds) for name, seconds in samples.items()]
@@ -178,8 +202,11 @@ async def crowd(count: int, one: Callable[[int], Awaitable[float]]) -> list[floa
 async def own_first_output(_: int) -> float:
     began = time.perf_counter()
     async with await Sandbox.from_spec.aio(SPEC) as box:
-        await box.run.aio("/bin/echo", "hi")
-        return time.perf_counter() - began
+        process = await box.exec.aio("/bin/echo", "hi", text=False)
+        await anext(aiter(process.stdout))
+        elapsed = time.perf_counter() - began
+        await process.wait.aio()
+        return elapsed
 
 
 async def peers_first_output(argv: Callable[[int], list[str]], number: int) -> float:

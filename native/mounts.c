@@ -145,7 +145,8 @@ const char *mounts_prepare_node(const struct node *node, const struct message *s
     return fill_skeleton(node, skeleton) ? "skeleton" : NULL;
 }
 
-static const char *mask_proc(uint64_t memory_bytes) {
+/* What the node's own tree is needed for. */
+static const char *mask_folders(uint64_t memory_bytes) {
     char path[64], text[256];
     unsigned long long kib = memory_bytes / 1024;
     snprintf(text, sizeof text, "MemTotal: %14llu kB\nMemFree: %15llu kB\nMemAvailable: %10llu kB\nBuffers: %15d kB\nCached: %16d kB\n"
@@ -153,14 +154,23 @@ static const char *mask_proc(uint64_t memory_bytes) {
     if (put_text("/scratch/meminfo", text)) return "meminfo";
     if (bind("/scratch/meminfo", "proc/meminfo", 0) || bind("/loadavg", "proc/loadavg", 0) || bind("/stat", "proc/stat", 0))
         return "proc statistics";
-    if (bind("proc/sys", "proc/sys", MS_REC) || seal("proc/sys")) return "proc/sys";
-    for (size_t i = 0; i < COUNT(PROC_FILES); i++) {
-        snprintf(path, sizeof path, "proc/%s", PROC_FILES[i]);
-        if (bind("/dev/null", path, 0) && errno != ENOENT) return PROC_FILES[i];
-    }
     for (size_t i = 0; i < COUNT(PROC_FOLDERS); i++) {
         snprintf(path, sizeof path, "proc/%s", PROC_FOLDERS[i]);
         if (bind("/void", path, 0) && errno != ENOENT) return PROC_FOLDERS[i];
+    }
+    return NULL;
+}
+
+/* In the sandbox's own root: hides the files of procfs that speak of the host, and makes the kernel's settings unwritable. Returns NULL,
+ * or what failed with errno set. */
+const char *mounts_mask_proc(void) {
+    char path[64];
+    struct stat info;
+    if (stat("/dev/null", &info)) return "dev/null"; /* below, a missing source would look like a file that this kernel lacks */
+    if (bind("/proc/sys", "/proc/sys", MS_REC) || seal("/proc/sys")) return "proc/sys";
+    for (size_t i = 0; i < COUNT(PROC_FILES); i++) {
+        snprintf(path, sizeof path, "/proc/%s", PROC_FILES[i]);
+        if (bind("/dev/null", path, 0) && errno != ENOENT) return PROC_FILES[i];
     }
     return NULL;
 }
@@ -211,7 +221,7 @@ const char *mounts_enter_sandbox(uint64_t disk_bytes, uint64_t memory_bytes, str
     if (mount("devpts", "dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620")) return "dev/pts";
     if (bind("/scratch/shm", "dev/shm", 0)) return "dev/shm";
     if (mount("proc", "proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL)) return "proc";
-    if ((failed = mask_proc(memory_bytes))) return failed;
+    if ((failed = mask_folders(memory_bytes))) return failed;
     if (!root->layers && (failed = make_workdir(root->workdir, root->who))) return failed;
     root->written = open("/scratch/upper", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (root->written < 0 || syscall(SYS_pivot_root, ".", ".")) return "pivot_root";

@@ -27,6 +27,7 @@ enum {
     EGRESS_OPEN = 512,           /* CREATE: listeners for DNS and for every TCP port */
     CREATE_IMAGE = 1024,          /* CREATE: the payload names layers */
     CREATE_ON_HOST = 2048,        /* CREATE_IMAGE: the layers lie above this machine's own base */
+    CREATE_PROVEN = 8192,         /* CREATE: one like it came up whole, so this one may report before it has closed itself in (spawn.c) */
     EXEC_INPUT = 4096,            /* to a guest, without EXEC_CAPTURE: standard input will come by AGENT_INPUT */
 };
 
@@ -88,7 +89,7 @@ struct agent_reply {
     uint32_t flags;
     uint32_t out_bytes, err_bytes; /* OUTPUT and EXIT: captured bytes that follow this header */
     uint64_t user_us, system_us, max_rss_kib, duration_us; /* EXIT */
-};                            /* READY and WRITE carry a text after the header: what failed */
+};                            /* READY and WRITE carry a text after the header: what failed. A second READY with NOT_STARTED: CREATE_PROVEN erred */
 
 /* ---- a batch: many files, folders and links in one payload ---- */
 struct batch_entry {

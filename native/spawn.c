@@ -1,5 +1,9 @@
 /* One sandbox from nothing. In: a CREATE request. Out: a child in six fresh namespaces that becomes the sandbox's init and agent,
- * and an answer with the agent's socket. The warden goes on as soon as the child is on its way; the child reports by AGENT_READY. */
+ * and an answer with the agent's socket. The warden goes on as soon as the child is on its way; the child reports by AGENT_READY.
+ *
+ * A sixth of its own work then happens while that report travels: where a sandbox of this node has come up whole before, the child
+ * reports once its files are in place, and only then masks what /proc says of the host, gives up its rights and installs its filter.
+ * No request is read before all of that is done. */
 #define _GNU_SOURCE
 #include "warden.h"
 #include <errno.h>
@@ -27,7 +31,7 @@ static const char *join_cgroups(const struct node *node, struct cgroup *group) {
     return node->outer_cpu_tasks >= 0 && write(node->outer_cpu_tasks, "0", 1) != 1 ? "cgroups" : NULL;
 }
 
-/* Everything between clone and the agent's loop. Returns what failed, with errno set, or NULL. */
+/* From clone to a root of its own, in which files can be placed. Returns what failed, with errno set, or NULL. */
 static const char *enter(const struct node *node, const struct warden_request *request, struct root *root, struct cgroup *group, int egress) {
     const char *failed;
     if ((failed = join_cgroups(node, group))) return failed;
@@ -38,8 +42,7 @@ static const char *enter(const struct node *node, const struct warden_request *r
     if (sethostname("sandbox", 7)) return "hostname";
     if (node->rootless && (failed = network_raise_loopback())) return failed;
     if (egress >= 0 && node->rootless && (failed = egress_open(egress, request->flags))) return failed;
-    if (egress >= 0 && egress_name_server()) return "resolv.conf";
-    return privileges_reduce_agent(node, request) ? "privileges" : NULL;
+    return egress >= 0 && egress_name_server() ? "resolv.conf" : NULL;
 }
 
 /* The descriptor over which the host process gets the ways out, -1 when there are none to be. */
@@ -90,6 +93,28 @@ static int settle_descriptors(int socket, int cpu_tasks, int written) {
     return signals < 0 || (signals != 4 && dup3(signals, 4, O_CLOEXEC) < 0) || (signals > WRITTEN && close(signals)) ? -1 : 0;
 }
 
+/* From there to a process that may serve: nothing of the host to read, few rights, few system calls, the agent's descriptors only. */
+static const char *close_in(const struct node *node, const struct warden_request *request, const struct root *root,
+                            const struct cgroup *group, int *socket) {
+    const char *failed;
+    if ((failed = mounts_mask_proc())) return failed;
+    if (privileges_reduce_agent(node, request)) return "privileges";
+    if (settle_descriptors(*socket, group->tasks[0], root->written) || privileges_limit_descriptors()) return "descriptors";
+    *socket = 3;
+    if (filter_install()) return "system-call filter";
+    return privileges_bind_to_parent() ? "parent death signal" : NULL;
+}
+
+static void report(int socket, int error, const char *text, uint32_t flags) {
+    struct agent_reply ready = {.op = AGENT_READY, .status = error, .flags = flags};
+    wire_send(socket, &ready, sizeof ready, text, strlen(text), -1);
+}
+
+static void place_and_report(int socket, uint32_t who, const unsigned char *files, size_t bytes) {
+    struct batch_result result = place_files(who, files, bytes);
+    report(socket, result.error, result.path, 0);
+}
+
 _Noreturn static void child(const struct node *node, const struct warden_request *request, const struct message *message,
                             struct cgroup *group, int socket, int go) {
     struct root root = {.workdir = (const char *)message->payload, .on_host = request->flags & CREATE_ON_HOST};
@@ -98,27 +123,19 @@ _Noreturn static void child(const struct node *node, const struct warden_request
         root.layers = root.workdir + head_bytes;
         head_bytes += strlen(root.layers) + 1;
     }
-    struct agent_reply ready = {.op = AGENT_READY};
-    const char *text = "";
-    struct batch_result files = {0};
+    const unsigned char *files = message->payload + head_bytes;
+    size_t bytes = message->payload_bytes - head_bytes;
+    bool early = request->flags & CREATE_PROVEN;
     char byte;
     if (read(go, &byte, 1) != 1) _exit(1);
     const char *failed = enter(node, request, &root, group, egress_socket(request, message));
-    if (!failed && (settle_descriptors(socket, group->tasks[0], root.written) || privileges_limit_descriptors())) failed = "descriptors";
-    if (!failed) socket = 3;
-    if (!failed && filter_install()) failed = "system-call filter";
-    if (!failed && privileges_bind_to_parent()) failed = "parent death signal";
+    if (!failed && early) place_and_report(socket, request->who, files, bytes);
+    if (!failed) failed = close_in(node, request, &root, group, &socket);
     if (failed) {
-        ready.status = errno;
-        text = failed;
-    } else {
-        files = place_files(request->who, message->payload + head_bytes, message->payload_bytes - head_bytes);
-        ready.status = files.error;
-        text = files.path;
+        report(socket, errno, failed, NOT_STARTED);
+        _exit(1);
     }
-    ready.flags = failed ? NOT_STARTED : 0;
-    wire_send(socket, &ready, sizeof ready, text, strlen(text), -1);
-    if (failed) _exit(1);
+    if (!early) place_and_report(socket, request->who, files, bytes);
     agent_serve(3, 4);
 }
 

@@ -91,6 +91,7 @@ struct root {                 /* what a sandbox's root is made of */
     int written;              /* out: the folder of all that the sandbox writes */
 };
 const char *mounts_enter_sandbox(uint64_t disk_bytes, uint64_t memory_bytes, struct root *root);
+const char *mounts_mask_proc(void);
 
 /* layers.c */
 void layers_hold(const struct node *node);

@@ -11,7 +11,6 @@ from attackers import Maker, python
 from sandmill.sandboxes import Sandbox
 
 HOST_SECRETS = (
-    "/work",
     "/root/.ssh",
     "/etc/shadow",
     "/etc/gshadow",

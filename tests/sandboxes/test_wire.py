@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import random
 import re
 import socket
 import struct
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -36,8 +39,8 @@ def test_any_bytes_are_a_reply_or_malformed(data: bytes) -> None:
         assert reply.out_bytes + reply.err_bytes == len(reply.data)
 
 
-def reply(op: int, id: int, *, status: int = 0, out: int = 0, err: int = 0, data: bytes = b"") -> bytes:
-    return struct.pack("=2IiI2I4Q", op, id, status, 0, out, err, 0, 0, 0, 0) + data
+def reply(op: int, id: int, *, status: int = 0, flags: int = 0, out: int = 0, err: int = 0, data: bytes = b"") -> bytes:
+    return struct.pack("=2IiI2I4Q", op, id, status, flags, out, err, 0, 0, 0, 0) + data
 
 
 LIES = {
@@ -70,6 +73,44 @@ def test_a_lying_agent_ends_the_conversation(lie: str) -> None:
 
     [why] = block_on(scenario())
     assert why.startswith("its agent broke the protocol")
+
+
+def test_an_agent_that_fails_after_its_report_says_what_failed() -> None:
+    async def scenario() -> tuple[str, list[str]]:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ends: list[str] = []
+        agent = Agent(partial(Channel, asyncio.get_running_loop(), ours), ends.append, lambda on: None)
+        ready = agent.expect_ready()
+        theirs.send(reply(wire.READY, 0))
+        theirs.send(reply(wire.READY, 0, status=errno.ENOMEM, flags=wire.NOT_STARTED, data=b"kcore\x1b[2J"))
+        theirs.close()
+        first, _ = await asyncio.wait_for(ready, 10)
+        await asyncio.sleep(0.05)
+        agent.close(SandboxGone("s", "test"))
+        return first.failure, ends
+
+    _, ends = block_on(scenario())
+    assert ends == [r"it could not be closed in: 'kcore\x1b[2J: Cannot allocate memory'"]
+
+
+FIRST_AND_LATER = """
+import asyncio, sys
+from sandmill.sandboxes import Sandbox, block_on
+async def seen():
+    async with await Sandbox.create.aio(memory="128Mi", disk="16Mi") as box:
+        return (await box.run.aio("bash", "-c", sys.argv[1])).stdout
+async def all_of_them():
+    return [await seen() for _ in range(25)]
+first, *others = block_on(all_of_them())
+assert b"Seccomp:\\t2" in first and b"/proc/keys" in first, first
+assert set(others) == {first}, set(others) - {first}
+"""
+
+
+def test_a_sandbox_that_reports_early_is_closed_in_before_its_first_command() -> None:
+    """The first of a process closes itself in before it reports, the others after; a command sees no difference, however soon it comes."""
+    look = "grep -E 'Cap|Seccomp|NoNewPrivs' /proc/self/status; cut -d' ' -f5- /proc/self/mountinfo; ls /proc/self/fd; ulimit -a"
+    subprocess.run([sys.executable, "-c", FIRST_AND_LATER, look], check=True, timeout=60)
 
 
 def test_the_two_sides_of_the_protocol_agree() -> None:

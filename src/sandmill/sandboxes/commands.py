@@ -54,7 +54,7 @@ class Commands:
             "user": (wire.identity(own.uid, own.gid), {"HOME": own.home, "USER": own.name}),
         }
         self._users.setdefault(own.name, self._users["user"])
-        self._env = {user: _block(self._base | extra | dict(spec.env)) for user, (_, extra) in self._users.items()}
+        self._env: dict[str, tuple[bytes, int]] = {}
         self._workdir = wire.encode(spec.workdir)
 
     def who(self, user: str) -> int:
@@ -89,12 +89,7 @@ class Commands:
         words = [wire.encode(word) for word in checked(argv)]
         if not words or any(b"\0" in word for word in words):
             raise ExecFailed(errno.EINVAL, "a command needs a program, and no argument may contain NUL")
-        if env or user not in self._env:
-            for name, value in (env or {}).items():
-                check_env(name, value)
-            block, count = _block(self._base | dict(self._user(user)[1]) | dict(self._spec.env) | dict(env or {}))
-        else:
-            block, count = self._env[user]
+        block, count = self._environment(user, env)
         if workdir is None:
             cwd, flags = self._workdir, flags | wire.EXEC_HOME
         else:
@@ -112,6 +107,16 @@ class Commands:
             max_output=max(1, min(max_output, _LARGEST_MAX_OUTPUT)),
             fds=fds,
         )
+
+    def _environment(self, user: str, env: Mapping[str, str] | None) -> tuple[bytes, int]:
+        if not env and user in self._env:
+            return self._env[user]
+        for name, value in (env or {}).items():
+            check_env(name, value)
+        made = _block(self._base | dict(self._user(user)[1]) | dict(self._spec.env) | dict(env or {}))
+        if not env:
+            self._env[user] = made
+        return made
 
 
 def pipes(*, with_stdin: bool) -> tuple[Three, Three]:

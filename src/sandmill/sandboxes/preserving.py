@@ -207,10 +207,13 @@ class Preserving(abc.ABC):
         if last is not None:
             await in_thread(last.use.release)
 
-    async def _await_copy(self) -> None:
-        async with self._alone():
-            if self._frozen:
-                raise ExecFailed(errno.EBUSY, "the sandbox is frozen; thaw it first")
+    async def _startable(self) -> Agent:
+        """Where a command may start now; while its files are copied, none does. Raises SandboxGone, ExecFailed."""
+        if self._frozen or self._copying is not None:
+            async with self._alone():
+                if self._frozen:
+                    raise ExecFailed(errno.EBUSY, "the sandbox is frozen; thaw it first")
+        return self._live()
 
     @abc.abstractmethod
     async def _sibling(self, spec: SandboxSpec, image: Image, use: Use, name: str | None) -> Sandbox:

@@ -71,15 +71,14 @@ class Process:
         loop = asyncio.get_running_loop()
         self._agent = agent
         self._loop = loop
-        self._flood = asyncio.Event()
         self._started = loop.create_future()
         self._exited = loop.create_future()
         self._exited.add_done_callback(lambda future: future.cancelled() or future.exception())
         self._started.add_done_callback(lambda future: future.cancelled() or future.exception())
         self._timeout_s = timeout_s
-        self._watch: asyncio.Task[None] | None = None
-        self.stdout = Output(loop, stdout, max_output, text, self._flood)
-        self.stderr = Output(loop, stderr, max_output, text, self._flood)
+        self._ending: asyncio.Task[None] | None = None
+        self.stdout = Output(loop, stdout, max_output, text, self._must_end)
+        self.stderr = Output(loop, stderr, max_output, text, self._must_end)
         self.stdin = Input(loop, stdin)
         self.id = agent.listen(self)
         self.returncode: int | None = None
@@ -143,8 +142,10 @@ class Process:
 
     async def begin(self) -> None:
         """Waits until the command runs. Raises ExecFailed, SandboxGone."""
-        await asyncio.shield(self._started)
-        self._watch = self._loop.create_task(self._guard())
+        await self._started
+        if self._timeout_s is not None:
+            deadline = self._loop.call_later(self._timeout_s, self._expire)
+            self._exited.add_done_callback(lambda _: deadline.cancel())
 
     def reply(self, reply: wire.AgentReply, fd: int) -> bool:
         """Listener: the agent's notices."""
@@ -193,15 +194,18 @@ class Process:
         if not self._exited.done():
             self._exited.set_result(None)
 
-    async def _guard(self) -> None:
-        """Kills at the deadline or in a flood, whichever comes first."""
-        flood = self._loop.create_task(self._flood.wait())
-        done, _ = await asyncio.wait({flood, self._exited}, timeout=self._timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        flood.cancel()
-        if self._exited not in done:
-            self.timed_out = flood not in done
-            with contextlib.suppress(SandboxError):
-                await self._kill()
+    def _expire(self) -> None:
+        self.timed_out = self._ending is None
+        self._must_end()
+
+    def _must_end(self) -> None:
+        """At the deadline or in a flood, whichever comes first. Plain callbacks: a task that watched would delay the first output."""
+        if self._ending is None and not self._exited.done():
+            self._ending = self._loop.create_task(self._end_quietly())
+
+    async def _end_quietly(self) -> None:
+        with contextlib.suppress(SandboxError):
+            await self._kill()
 
     async def _kill(self) -> None:
         if self.returncode is None:
@@ -216,12 +220,13 @@ class Process:
 class Capture:
     """Listener of one captured command: its output comes with, or just before, the notice of its end."""
 
-    __slots__ = ("err", "expired", "future", "out")
+    __slots__ = ("ended", "err", "expired", "future", "out")
 
     def __init__(self, future: asyncio.Future[wire.AgentReply]) -> None:
         self.future = future
         self.expired = False
         """Its deadline passed, and its tree was killed."""
+        self.ended = False
         self.out: list[bytes] = []
         self.err: list[bytes] = []
 
@@ -237,6 +242,7 @@ class Capture:
             self.err.append(reply.data[reply.out_bytes :])
         if reply.op == wire.OUTPUT:
             return False
+        self.ended = True
         if not self.future.done():
             self.future.set_result(reply)
         return True
@@ -258,6 +264,7 @@ class Capture:
 
     def gone(self, error: SandboxGone) -> None:
         """Listener: the sandbox ended first."""
+        self.ended = True
         if not self.future.done():
             self.future.set_exception(error)
             self.future.exception()  # whoever waited may have been cancelled: nobody owes this a look

@@ -17,14 +17,15 @@ from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
-from sandmill.errors import ConfigError, SandboxCreateFailed, SandboxError, SandboxGone
+from sandmill.errors import SandboxCreateFailed, SandboxGone
 from sandmill.sandboxes.backends.choice import choose, load
 from sandmill.sandboxes.backends.native import wire
 from sandmill.sandboxes.backends.native.agent import Agent
 from sandmill.sandboxes.backends.native.channel import Channel
 from sandmill.sandboxes.backends.native.node import Birth, Node, node
 from sandmill.sandboxes.backends.seam import BackendName
-from sandmill.sandboxes.commands import Commands, Three, other_end, pipes
+from sandmill.sandboxes.commanding import Commanding
+from sandmill.sandboxes.commands import Commands
 from sandmill.sandboxes.dual import dual, dual_class
 from sandmill.sandboxes.egress.blocked import Blocked
 from sandmill.sandboxes.egress.handover import Handover
@@ -35,19 +36,15 @@ from sandmill.sandboxes.filing import Filing
 from sandmill.sandboxes.images import HOST, Image, Use, resolve
 from sandmill.sandboxes.lifetime import Lifetime
 from sandmill.sandboxes.preserving import Preserving
-from sandmill.sandboxes.process import Capture, Completed, Process, Stdin, exec_failed
 from sandmill.sandboxes.registry import SandboxRecord
-from sandmill.sandboxes.spec import Continuity, Egress, SandboxSpec, check_names, seconds
+from sandmill.sandboxes.spec import Continuity, Egress, SandboxSpec, check_names
 
-DEFAULT_MAX_OUTPUT: Final = 1 << 20
-"""Bytes of output kept per stream."""
 _READY_S: Final = 30.0
-_KILL_PATIENCE_S: Final = 5.0
 _LAST_WORDS_S: Final = 0.5
 _LAST_WORDS_STEPS: Final = 50
 
 
-class Sandbox(Filing, Preserving):
+class Sandbox(Filing, Preserving, Commanding):
     """A live sandbox. Made by `Sandbox.create` or `Sandbox.from_spec`, ended by `terminate`, a `with` block, or its limits."""
 
     def __init__(self, spec: SandboxSpec, owner: Node, image: Image = HOST, use: Use | None = None) -> None:
@@ -65,7 +62,6 @@ class Sandbox(Filing, Preserving):
         self._egress: EgressProxy | None = None
         self._outside: Outside | None = None
         self._image, self._use = image, use
-        self._commands = Commands(spec, rootless=owner.rootless, image=image)
 
     @dual_class
     async def create(
@@ -158,96 +154,6 @@ class Sandbox(Filing, Preserving):
         return self.blocked
 
     @dual
-    async def exec(
-        self,
-        *argv: str | bytes,
-        env: Mapping[str, str] | None = None,
-        workdir: str | None = None,
-        user: str = "user",
-        timeout: float | str | None = None,
-        stdin: bytes | str | Stdin | None = None,
-        text: bool = True,
-        tty: bool = False,
-        max_output: int = DEFAULT_MAX_OUTPUT,
-    ) -> Process:
-        """Starts a command and returns while it runs. Raises ExecFailed (nothing ran), ConfigError, SandboxGone.
-
-        `stdin`: None (closed), bytes or text to feed, or PIPE. `tty`: on a pseudo-terminal, whose one stream is `stdout`. After
-        `timeout` (seconds, or "5m") its whole process tree is killed. `max_output`: bytes per stream that wait unread at most (process.py).
-        """
-        timeout_s, agent = seconds(timeout), await self._startable()
-        feed = None if stdin is None or isinstance(stdin, Stdin) else wire.encode(stdin)
-        ours, theirs = await self._terminal(user) if tty else pipes(with_stdin=stdin is not None)
-        process = Process(agent, ours[1], ours[2], ours[0], text=text, max_output=max_output, timeout_s=timeout_s)
-        try:
-            message = self._commands.message(wire.EXEC_TTY if tty else 0, process.id, argv, env, workdir, user, fds=theirs)
-        except (SandboxError, ConfigError) as error:
-            process.refuse(error)
-            for fd in set(theirs) - {-1}:
-                os.close(fd)
-            raise
-        agent.send(message, close=tuple(set(theirs)))
-        process.program = argv[0]
-        self.lifetime.enter()
-        process.on_exit(self.lifetime.leave)
-        await process.begin()
-        if feed is not None:
-            asyncio.get_running_loop().create_task(process.feed(feed))
-        return process
-
-    @dual
-    async def run(
-        self,
-        *argv: str | bytes,
-        env: Mapping[str, str] | None = None,
-        workdir: str | None = None,
-        user: str = "user",
-        timeout: float | str | None = None,
-        stdin: bytes | str = b"",
-        max_output: int = DEFAULT_MAX_OUTPUT,
-        merge_stderr: bool = False,
-    ) -> Completed:
-        """Runs a command to its end. At most `max_output` bytes of each stream are kept (at the source); the rest is dropped with a flag.
-
-        After `timeout` (seconds, or "5m") the command's whole process tree is killed and what it wrote is returned. Raises
-        ExecFailed (nothing ran), ConfigError, SandboxGone.
-        """
-        timeout_s, agent, loop = seconds(timeout), await self._startable(), asyncio.get_running_loop()
-        capture = self._capture(loop.create_future(), max_output)
-        id = agent.listen(capture)
-        flags = wire.EXEC_CAPTURE | (wire.EXEC_MERGE if merge_stderr else 0)
-        try:
-            message = self._commands.message(flags, id, argv, env, workdir, user, stdin=wire.encode(stdin), max_output=max_output)
-        except (SandboxError, ConfigError):
-            agent.forget(id)
-            raise
-        agent.send(message)
-        self.lifetime.enter()
-        deadline = None if timeout_s is None else loop.call_later(timeout_s, self._expire, id, capture)
-        try:
-            reply = await asyncio.shield(capture.future)
-        except asyncio.CancelledError:
-            agent.kill_tree(id)
-            raise
-        finally:
-            if deadline is not None:
-                deadline.cancel()
-            self.lifetime.leave()
-        if reply.flags & wire.NOT_STARTED:
-            raise exec_failed(reply.status, argv[0])
-        return capture.completed(reply, self.lifetime.stopping)
-
-    @dual
-    async def kill_processes(self) -> None:
-        """Kills every process in the sandbox, background ones included, and returns when all are dead. Its files stay readable."""
-        try:
-            async with asyncio.timeout(_KILL_PATIENCE_S):
-                await self._live().ask(wire.KILL_ALL)
-        except TimeoutError:
-            await self.stop("its processes could not be killed")
-            raise SandboxGone(self.name, "its processes could not be killed") from None
-
-    @dual
     async def ping(self) -> None:
         """Asks the sandbox for a sign of life. Raises SandboxGone."""
         await self._live().ask(wire.PING)
@@ -312,15 +218,17 @@ class Sandbox(Filing, Preserving):
         self._birth = birth = await self._node.create(self.spec, files, base, egress)
         self._agent = agent = Agent(partial(Channel, asyncio.get_running_loop(), birth.agent), self._lost, self._hurry)
         ready = agent.expect_ready()
+        self._commands = Commands(self.spec, rootless=self._node.rootless, image=self._image)  # worked out while the sandbox comes up
         try:
             async with asyncio.timeout(_READY_S):
                 reply, _ = await ready
         except (TimeoutError, SandboxGone) as error:
             raise SandboxCreateFailed(f"a new sandbox did not come up: {error or 'no answer'}") from error
         if reply.status and reply.flags & wire.NOT_STARTED:
-            raise _creation_failed(reply)
+            raise SandboxCreateFailed(reply.status, f"could not create a sandbox: {reply.failure}")
         if reply.status:
             raise file_error(reply.status, reply.data.decode("utf-8", "replace"))
+        self._node.proven = True
 
     async def _sibling(self, spec: SandboxSpec, image: Image, use: Use, name: str | None) -> Sandbox:
         return await _bear(type(self), self._node, spec, image, use, b"", name, self.labels, self._outside)
@@ -329,7 +237,6 @@ class Sandbox(Filing, Preserving):
         self.spec, self._image, self._use, self._frozen = spec, image, use, False
         self._birth = self._agent = self._gone = self._ending = None
         self.lifetime = Lifetime(spec, asyncio.get_running_loop())
-        self._commands = Commands(spec, rootless=self._node.rootless, image=image)
         try:
             self._node = owner = await node()
             async with owner.creations:
@@ -379,43 +286,12 @@ class Sandbox(Filing, Preserving):
         if self._ending is None:
             self._ending = asyncio.get_running_loop().create_task(self._end(self._gone.reason, False))
 
-    async def _startable(self) -> Agent:
-        """Where a command may start now; while its files are copied, none does."""
-        if self._frozen or self._copying is not None:
-            await self._await_copy()
-        return self._live()
-
     def _live(self) -> Agent:
         if self._gone is not None:
             raise SandboxGone(self._gone.sandbox, self._gone.reason)
         assert self._agent is not None
         self.lifetime.touch()
         return self._agent
-
-    def _expire(self, id: int, capture: Capture) -> None:
-        """A command's deadline. If even the kill has no effect, the sandbox ends."""
-        if self._agent is not None and self._gone is None:
-            capture.expired = True
-            self._agent.kill_tree(id)
-            asyncio.get_running_loop().call_later(_KILL_PATIENCE_S, self._give_up, capture)
-
-    def _give_up(self, capture: Capture) -> None:
-        if not capture.future.done():
-            asyncio.get_running_loop().create_task(self.stop("a command could not be killed"))
-
-    def _capture(self, future: asyncio.Future[wire.AgentReply], max_output: int) -> Capture:
-        """Who takes a captured command's output, which its agent bounds."""
-        return Capture(future)
-
-    async def _terminal(self, user: str) -> tuple[Three, Three]:
-        """A pseudo-terminal of the sandbox's own devpts: our end, and three of the command's."""
-        master = await self._path_request(wire.OPEN, "/dev/ptmx", user, first=os.O_RDWR | os.O_NOCTTY)
-        try:
-            end = other_end(master)
-            return (os.dup(master), master, -1), (end, end, end)
-        except BaseException:
-            os.close(master)
-            raise
 
 
 async def _create(
@@ -469,8 +345,3 @@ async def _bear(
             raise
     sandbox.hand_out(name, labels)
     return sandbox
-
-
-def _creation_failed(reply: wire.AgentReply) -> SandboxCreateFailed:
-    stage = reply.data.decode("utf-8", "replace")
-    return SandboxCreateFailed(reply.status, f"could not create a sandbox: {stage}: {os.strerror(reply.status)}")

@@ -6,7 +6,7 @@ import asyncio
 import codecs
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Final, Self
 
 from sandmill.sandboxes.backends.native import wire
@@ -19,12 +19,14 @@ _FLOOD_BYTES: Final = 64 << 20
 class Output:
     """One output stream. Reading consumes; text is UTF-8 with U+FFFD for what is not."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, fd: int, limit: int, text: bool, flood: asyncio.Event) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, fd: int, limit: int, text: bool, on_flood: Callable[[], None] | None = None
+    ) -> None:
         self._loop = loop
         self._fd = fd
         self._limit = limit
         self._text = text
-        self._flood = flood
+        self._on_flood = on_flood
         self._chunks: deque[bytes] = deque()
         self._held = 0
         self._dropped = 0
@@ -117,8 +119,8 @@ class Output:
             self._held += len(kept)
             self._chunks.append(kept)
             self._changed.set()
-        if self._dropped > _FLOOD_BYTES:
-            self._flood.set()
+        if self._dropped > _FLOOD_BYTES and self._on_flood is not None:
+            self._on_flood()
 
 
 class Input:

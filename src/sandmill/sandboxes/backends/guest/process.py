@@ -117,12 +117,10 @@ class GuestProcess(Process):
 
     async def begin(self) -> None:
         """Waits until the command runs. Raises ExecFailed, SandboxGone."""
-        try:
-            async with asyncio.timeout(START_S):
-                await super().begin()
-        except TimeoutError:
+        started, _ = await asyncio.wait({self._started}, timeout=START_S)
+        if not started:
             self._give_up(f"its agent started no command within {START_S:g} s")
-            await super().begin()
+        await super().begin()
 
     async def _kill(self) -> None:
         """A sandbox whose command survives its kill ends: whoever waits for it would wait for ever."""

@@ -26,6 +26,7 @@ from sandmill.sandboxes.backends.native import wire
 from sandmill.sandboxes.backends.native.agent import Agent, Link
 from sandmill.sandboxes.backends.native.node import USER_UID, WARDEN
 from sandmill.sandboxes.backends.seam import Backend, Machine
+from sandmill.sandboxes.commanding import DEFAULT_MAX_OUTPUT
 from sandmill.sandboxes.commands import Commands, Three
 from sandmill.sandboxes.dual import dual
 from sandmill.sandboxes.egress.blocked import Blocked
@@ -35,7 +36,7 @@ from sandmill.sandboxes.images import HOST, Image, Use
 from sandmill.sandboxes.images.image import Account
 from sandmill.sandboxes.lifetime import Lifetime
 from sandmill.sandboxes.process import Capture, Process, Stdin
-from sandmill.sandboxes.sandbox import DEFAULT_MAX_OUTPUT, Sandbox
+from sandmill.sandboxes.sandbox import Sandbox
 from sandmill.sandboxes.spec import DEFAULT_WORKDIR, PROCESS_LIMIT, Continuity, SandboxSpec, seconds
 
 _DESTROY_S: Final = 30.0

@@ -147,16 +147,21 @@ class Agent:
             reply = wire.parse_reply(data)
             listener = self._listeners.get(reply.id)
             if listener is None and reply.op == wire.EXIT and 0 < reply.id <= self._last:
-                return  # a command that was killed in the moment it ended is reported twice: by its supervisor and by its death
+                return None  # a command that was killed in the moment it ended is reported twice: by its supervisor and by its death
             if listener is None and reply.op in (wire.EXIT, wire.OUTPUT) and 0 < reply.id <= self._last:
-                return  # a supervisor that was killed after it had reported is reported once more
+                return None  # a supervisor that was killed after it had reported is reported once more
+            if listener is None and reply.op == wire.READY and reply.flags & wire.NOT_STARTED:
+                return self._break_off(fd, f"it could not be closed in: {reply.failure!a}")
             if listener is None:
                 raise wire.MalformedError(f"a reply to request {reply.id}, which nobody made")
             if listener.reply(reply, fd):
                 self._listeners.pop(reply.id, None)
                 self._dead(reply.id)
         except wire.MalformedError as error:
-            if fd >= 0:
-                os.close(fd)
-            self._link.close()
-            self._on_end(f"its agent broke the protocol: {error}")
+            self._break_off(fd, f"its agent broke the protocol: {error}")
+
+    def _break_off(self, fd: int, why: str) -> None:
+        if fd >= 0:
+            os.close(fd)
+        self._link.close()
+        self._on_end(why)

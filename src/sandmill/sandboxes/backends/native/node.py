@@ -10,6 +10,7 @@ import asyncio
 import atexit
 import contextlib
 import errno
+import functools
 import logging
 import os
 import resource
@@ -63,6 +64,8 @@ class Node:
         self.plan = plan
         self.rootless = os.geteuid() != 0
         self.alive = True
+        self.proven = False
+        """A sandbox came up whole: this machine can do all of it, so later ones may report before their last steps."""
         self.registry = Registry()
         self.creations = asyncio.Semaphore(_CONCURRENT_CREATIONS)
         self._process = process
@@ -89,7 +92,7 @@ class Node:
         reply, fd = await self._ask(
             wire.CREATE,
             wire.encode(spec.workdir) + b"\0" + layers + files,
-            flags=flags | _EGRESS[spec.network.mode],
+            flags=flags | _EGRESS[spec.network.mode] | (wire.CREATE_PROVEN if self.proven else 0),
             memory_bytes=spec.memory_bytes,
             disk_bytes=spec.disk_bytes,
             cpu_us=_cpu_quota(spec.cpu),
@@ -101,7 +104,7 @@ class Node:
             raise IsolationUnavailable(_NO_MAPPED_STORE.format(state.state_root()))
         if reply.error:
             raise SandboxCreateFailed(reply.error, f"could not create a sandbox: {reply.stage}: {os.strerror(reply.error)}")
-        return Birth(reply.slot, reply.pid, socket.socket(fileno=fd))
+        return Birth(reply.slot, reply.pid, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fd))
 
     async def destroy(self, slot: int) -> wire.WardenReply | None:
         """Kills a sandbox and removes what belongs to it; returns its account, or None when the warden is gone and all with it."""
@@ -141,24 +144,26 @@ class Node:
             raise SandboxCreateFailed("the sandbox warden has died; the next creation starts another")
         self._sequence += 1
         sequence = self._sequence
-        future = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[tuple[wire.WardenReply, int]] = loop.create_future()
         self._waiting[sequence] = future
         self._channel.send(wire.warden_request(op, sequence, payload, fds=fds, **fields))
+        deadline = loop.call_later(_ANSWER_S, self._overdue, future)
         try:
-            async with asyncio.timeout(_ANSWER_S):
-                return await asyncio.shield(future)
-        except BaseException as error:
-            # Also when the answer is there already: a cancellation may come between its arrival and its delivery.
-            future.add_done_callback(self._unwanted)
-            if isinstance(error, TimeoutError):
-                raise SandboxCreateFailed(f"the sandbox warden did not answer within {_ANSWER_S:.0f} s") from None
+            return await future  # no shield: its callbacks are two more turns of the loop in every creation
+        except asyncio.CancelledError:
+            if not future.cancelled() and future.exception() is None:  # the answer came between the cancellation and its delivery
+                self._unwanted(*future.result())
             raise
+        finally:
+            deadline.cancel()
 
-    def _unwanted(self, future: asyncio.Future[tuple[wire.WardenReply, int]]) -> None:
-        """An answer came for someone who no longer waits: a sandbox that was created meanwhile must not stay."""
-        if future.cancelled() or future.exception() is not None:
-            return
-        reply, fd = future.result()
+    def _overdue(self, future: asyncio.Future[tuple[wire.WardenReply, int]]) -> None:
+        if not future.done():
+            future.set_exception(SandboxCreateFailed(f"the sandbox warden did not answer within {_ANSWER_S:.0f} s"))
+
+    def _unwanted(self, reply: wire.WardenReply, fd: int) -> None:
+        """An answer for someone who no longer waits: a sandbox that was created meanwhile must not stay."""
         if fd >= 0:
             os.close(fd)
         if reply.op == wire.CREATE and not reply.error and self.alive:
@@ -167,14 +172,14 @@ class Node:
     def _answered(self, data: bytes, fd: int) -> None:
         reply = wire.parse_warden_reply(data)
         future = self._waiting.pop(reply.sequence, None)
-        if future is not None:
+        if future is not None and not future.done():
             future.set_result((reply, fd))
-        elif fd >= 0:
-            os.close(fd)
+        else:
+            self._unwanted(reply, fd)
 
     def _ended(self) -> None:
         self.alive = False
-        for future in self._waiting.values():
+        for future in (future for future in self._waiting.values() if not future.done()):
             future.set_exception(SandboxCreateFailed("the sandbox warden has died; the next creation starts another"))
             future.exception()
         self._waiting.clear()
@@ -273,7 +278,12 @@ def _forget() -> None:
 
 def _cpu_quota(cores: float) -> int:
     """Microseconds per 100 ms; 0 (no quota) when it would not bind on this machine."""
-    return 0 if cores >= (os.cpu_count() or 1) else max(1000, round(cores * 100_000))
+    return 0 if cores >= _cores() else max(1000, round(cores * 100_000))
+
+
+@functools.cache
+def _cores() -> int:
+    return os.cpu_count() or 1  # asks the kernel's files each time
 
 
 atexit.register(_leave)

@@ -29,6 +29,7 @@ EGRESS_OPEN: Final = 512
 CREATE_IMAGE: Final = 1024
 CREATE_ON_HOST: Final = 2048
 EXEC_INPUT: Final = 4096
+CREATE_PROVEN: Final = 8192
 
 SETUP, CREATE, DESTROY, HURRY = 1, 2, 3, 4
 READY, EXEC, SIGNAL, KILL_TREE, KILL_ALL, PING, OPEN, WRITE, REMOVE, MKDIR, OUTPUT, EXIT, STARTED = range(1, 14)
@@ -88,6 +89,11 @@ class AgentReply(NamedTuple):
     max_rss_kib: int
     duration_us: int
     data: bytes
+
+    @property
+    def failure(self) -> str:
+        """Of a READY with NOT_STARTED: what failed, and why."""
+        return f"{self.data.decode('utf-8', 'replace')}: {os.strerror(self.status)}"
 
 
 class MalformedError(ValueError):

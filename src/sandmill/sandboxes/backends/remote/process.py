@@ -28,8 +28,8 @@ ENDED: Final = ("Succeeded", "Failed", "Cancelled")
 class RemoteOutput(Output):
     """An output stream that is fed from the wire."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, limit: int, text: bool, flood: asyncio.Event, *, open: bool) -> None:
-        super().__init__(loop, -1, limit, text, flood)
+    def __init__(self, loop: asyncio.AbstractEventLoop, limit: int, text: bool, *, open: bool) -> None:
+        super().__init__(loop, -1, limit, text)
         if open:
             self.closed.clear()
 
@@ -111,15 +111,14 @@ class RemoteProcess(Process):
         self._name: str = value["metadata"]["name"]
         self._skip = dict(skip or {})
         self._loop = loop
-        self._flood = asyncio.Event()
         self._exited = loop.create_future()
         self._exited.add_done_callback(lambda future: future.cancelled() or future.exception())
         self.id = int(value["spec"]["sequence"])
         self.returncode = None
         self.usage = None
         self.timed_out = False
-        self.stdout = RemoteOutput(loop, max_output, text, self._flood, open=True)
-        self.stderr = RemoteOutput(loop, max_output, text, self._flood, open=not tty)
+        self.stdout = RemoteOutput(loop, max_output, text, open=True)
+        self.stderr = RemoteOutput(loop, max_output, text, open=not tty)
         self.stdin = RemoteInput(loop, client, self._name, open=stdin or tty, sent=sent)
         self._reader = loop.create_task(self._read())
 

@@ -22,11 +22,11 @@ from sandmill.sandboxes.backends.remote.http import Answer
 from sandmill.sandboxes.backends.remote.preserving import OVER, RemotePreserving, name_note
 from sandmill.sandboxes.backends.remote.process import RemoteProcess, not_started
 from sandmill.sandboxes.backends.remote.wiring import creation, entry, user_word, words
+from sandmill.sandboxes.commanding import DEFAULT_MAX_OUTPUT
 from sandmill.sandboxes.dual import dual
 from sandmill.sandboxes.files import FileEntry, contents, open_flags
 from sandmill.sandboxes.process import Completed, Process, Stdin
 from sandmill.sandboxes.registry import SandboxRecord
-from sandmill.sandboxes.sandbox import DEFAULT_MAX_OUTPUT
 from sandmill.sandboxes.spec import SandboxSpec, check_env, seconds
 
 _WRITES_AT_ONCE: Final = 8
