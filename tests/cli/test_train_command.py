@@ -115,10 +115,26 @@ def test_ctrl_c_in_the_warm_start_stops_between_two_of_its_steps(ready):
         started.send_signal(signal.SIGINT)
         steps = [event["done"] for event in events(started.stdout.read()) if event["event"] == "stage-advanced"]
         assert started.wait(DEADLINE_S) == 130
-        assert b"stopped during the warm start, which a resumed run repeats; go on with: sandmill train" in started.stderr.read()
+        assert b"stopped before the first step; a resumed run begins again; go on with: sandmill train" in started.stderr.read()
     assert max(steps, default=0) < 40
     resumed = ready("train", "tiny.yaml", "--resume", "--run", "cut", *changes, timeout=DEADLINE_S)
     assert resumed.returncode == 0, resumed.stderr.decode()
+
+
+def test_ctrl_c_while_the_model_loads_evaluates_nothing_and_can_be_resumed(ready):
+    with ready.start("train", "tiny.yaml", "--run", "cut", "--json", "--set", "spec.warmStart.steps=0") as started:
+        first = json.loads(started.stdout.readline())
+        while first["event"] != "stage-changed":
+            first = json.loads(started.stdout.readline())
+        assert first["stage"] == "loading"
+        started.send_signal(signal.SIGINT)
+        told = [event["event"] for event in events(started.stdout.read())]
+        assert started.wait(DEADLINE_S) == 130
+        assert b"stopped before the first step; a resumed run begins again" in started.stderr.read()
+    assert "episode-finished" not in told
+    resumed = ready("train", "tiny.yaml", "--resume", "--run", "cut", "--set", "spec.warmStart.steps=0", timeout=DEADLINE_S)
+    assert resumed.returncode == 0, resumed.stderr.decode()
+    assert b"heldout sampled before: " in resumed.stdout
 
 
 def test_ctrl_c_twice_stops_at_once_and_loses_nothing_that_was_saved(ready):

@@ -16,8 +16,9 @@ _TELL_S = 2.0
 """How long the end waits for a person to be told; a terminal that takes no output must not hold it up."""
 
 
-class WarmStartStopped(KeyboardInterrupt):
-    """Raised into a warm start that a person asked to stop: it has nothing to save, and a resumed run repeats it bit for bit."""
+class NotBegun(KeyboardInterrupt):
+    """Raised into a run that a person asked to stop before its first step: it has nothing to save, and a resumed run repeats what was
+    done, a part of a warm start for example, bit for bit."""
 
 
 class Interrupts:

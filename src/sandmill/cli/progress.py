@@ -13,7 +13,7 @@ from typing import IO, Protocol
 
 import msgspec
 
-from sandmill.cli.interrupts import Interrupts, WarmStartStopped
+from sandmill.cli.interrupts import Interrupts, NotBegun
 from sandmill.cli.view import RunView
 from sandmill.reports.inert import inert
 from sandmill.reports.words import duration, evaluation_line, percent, step_line
@@ -46,13 +46,16 @@ class Relay:
         self._stage: RunStage | None = None
 
     def on_event(self, event: Event) -> None:
-        """Shows it. Raises WarmStartStopped between two steps of a warm start when a person asked to stop, and nothing else."""
+        """Shows it. Raises NotBegun, and nothing else: when a person asked to stop and what comes before the first step is over, or
+        between two steps of a warm start."""
         with contextlib.suppress(OSError, ValueError):
             self._display.show(event)
+        before = self._stage in (RunStage.LOADING, RunStage.WARM_START)
         if isinstance(event, StageChanged):
             self._stage = event.stage
-        if isinstance(event, StageAdvanced) and self._stage is RunStage.WARM_START and self._interrupts.requested:
-            raise WarmStartStopped
+        advanced = isinstance(event, StageAdvanced) and self._stage is RunStage.WARM_START
+        if self._interrupts.requested and (advanced or (before and isinstance(event, StageChanged))):
+            raise NotBegun
 
     def should_stop(self) -> bool:
         return self._interrupts.requested

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from sandmill.cli.interrupts import WarmStartStopped
+from sandmill.cli.interrupts import NotBegun
 from sandmill.cli.preview import notes, show_preview
 from sandmill.cli.progress import Display, json_line, listening
 from sandmill.config.allowed import allowed
@@ -68,12 +68,12 @@ def run(asked: Asked, *, as_json: bool) -> int:
             listener.on_event(Warned(sentence=note))
         try:
             summary = train(manifest, target, resume=asked.resume, listener=listener)
-        except WarmStartStopped:
+        except NotBegun:
             summary = None
         except ConfigError as error:
             raise with_place(error, asked.file, asked.overrides) from error
     if summary is None:
-        sys.stderr.write(inert(f"stopped during the warm start, which a resumed run repeats; go on with: {go_on}") + "\n")
+        sys.stderr.write(inert(f"stopped before the first step; a resumed run begins again; go on with: {go_on}") + "\n")
         return interrupts.exit_code
     page = finish(target, quiet=as_json)
     if as_json:

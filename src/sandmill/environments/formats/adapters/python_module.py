@@ -46,10 +46,10 @@ class Module:
             raise TypeError(f"{place} is a {type(row).__name__}, not a mapping with prompt and answer")
         for field in ("prompt", "answer"):
             if field not in row:
-                raise ValueError(f"{place}: field {field!r} is missing; it has {', '.join(sorted(map(str, row)))}")
+                raise LookupError(f"{place}: field {field!r} is missing; it has {', '.join(sorted(map(str, row)))}")
         for field in row:
             if field not in FIELDS:
-                raise ValueError(f"{place}: there is no field {field!r}; fields are {', '.join(FIELDS)}")
+                raise LookupError(f"{place}: there is no field {field!r}; fields are {', '.join(FIELDS)}")
         if not isinstance(row["prompt"], (str, list)):
             raise TypeError(f"{place}: field 'prompt' is a {type(row['prompt']).__name__}, not a text or a list of messages")
         if not isinstance(row.get("metadata", {}), dict):
