@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sandmill.config.manifest import JudgeSection
-from sandmill.environments.access.judge import Reply
+from sandmill.environments.access.judge import Reply, Sent
 from sandmill.errors import JudgeFailed, ModelNotFound
 from sandmill.models.judging import EmbeddedJudge
 
@@ -20,7 +20,7 @@ def ask(*requests: dict[str, Any]) -> list[Reply]:
     async def main() -> list[Reply]:
         judge = EmbeddedJudge("own", "sandmill/tiny-text")
         try:
-            return list(await asyncio.gather(*(judge.ask({"model": "own", "messages": ASKED, **request}) for request in requests)))
+            return list(await asyncio.gather(*(judge.ask({"model": "own", "messages": ASKED, **request}, Sent()) for request in requests)))
         finally:
             await judge.close()
             await judge.close()

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from sandmill.config.manifest import JudgeSection
-from sandmill.environments.access.judge import Reply, reply_of
+from sandmill.environments.access.judge import Reply, Sent, reply_of
 from sandmill.environments.interaction import Offer
 from sandmill.environments.task import Message, Role
 from sandmill.errors import ContextFull, JudgeFailed, ModelError
@@ -68,8 +68,8 @@ class EmbeddedJudge:
         judge._load()
         return judge
 
-    async def ask(self, request: Mapping[str, Any]) -> Reply:
-        """See `Judge`."""
+    async def ask(self, request: Mapping[str, Any], sent: Sent) -> Reply:
+        """See `Judge`. It costs nothing but this machine's time."""
         try:
             asked = msgspec.convert(request, _Request)
             said = [Message(role=Role(one.role), text=_text(one)) for one in asked.messages]

@@ -1,6 +1,7 @@
 """A grader asks a judge through the broker: it never holds the key, and no failure of the judge becomes a number."""
 
 import asyncio
+import json
 
 import msgspec
 import pytest
@@ -125,6 +126,14 @@ def test_what_broke_off_and_what_was_not_counted_is_charged_the_most_that_it_can
         [call] = meter.calls
         assert call.cost_microusd is not None
         assert call.cost_microusd > 10 * 2 + 50
+
+
+def test_what_an_endpoint_refuses_costs_nothing_and_each_attempt_that_broke_off_counts(judge, allowed, graded):
+    found = graded("return judged(completion, max_tokens=10)", ["error", "cut"], allowed(retries=1))
+    (refused,), (cut,) = (meter.calls for _, meter in found)
+    assert refused.cost_microusd == 0
+    size = len(json.dumps({"model": "judge-1", "messages": [{"role": "user", "content": "is it right? cut"}], "max_tokens": 10}))
+    assert cut.cost_microusd == 2 * (size + 10 * 2)
 
 
 def test_an_unknown_price_is_an_unknown_cost(allowed, graded):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -77,10 +78,7 @@ def access_of(grading: GradingSection, tools: ToolsSection, served: Served) -> A
         )
     judges = {one.name: (_judge(one, place, served), _terms(one)) for place, one in enumerate(grading.judge)}
     if grading.mcp:
-        try:
-            import mcp  # noqa: F401 - looked for before anything starts
-        except ModuleNotFoundError as error:
-            raise ConfigError("MCP tools need the mcp package: pip install 'sandmill[mcp]'", field=field) from error
+        _needs("mcp", "a tool server", "mcp", "spec.grading.mcp")
     servers = {one.name: McpServer(one) for one in tools.mcp if one.name in grading.mcp}
     return Access(network, Broker(judges, Connections(servers), at_once=grading.max_parallel))
 
@@ -88,8 +86,15 @@ def access_of(grading: GradingSection, tools: ToolsSection, served: Served) -> A
 def _judge(section: JudgeSection, place: int, served: Served) -> Judge:
     if section.url is None:
         return served(section)
+    _needs("httpx", "a judge at a URL", "train", "spec.grading.judge")
     key = key_of(section.key, f"spec.grading.judge[{place}].key")
     return Endpoint(section.url, section.model or section.name, key, retries=section.retries)
+
+
+def _needs(module: str, what: str, extra: str, field: str) -> None:
+    """Looked for before anything starts."""
+    if importlib.util.find_spec(module) is None:
+        raise ConfigError(f"{what} needs the package {module}: pip install 'sandmill[{extra}]'", field=field)
 
 
 def _terms(section: JudgeSection) -> Terms:

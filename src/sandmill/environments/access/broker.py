@@ -17,8 +17,8 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from sandmill.accounts.prices import TokenPrices, Usage
-from sandmill.environments.access.judge import Judge, Reply
+from sandmill.accounts.prices import TokenPrices, Usage, total
+from sandmill.environments.access.judge import Judge, Reply, Sent
 from sandmill.environments.access.meter import JudgeCall, Meter, Spent
 from sandmill.environments.access.streaming import as_stream
 from sandmill.environments.access.tools import Served
@@ -94,7 +94,7 @@ class Asker:
         self._broker = broker
         self._meter = meter
         self._served = Served(broker.tools)
-        self._running: set[asyncio.Task[None]] = set()
+        self._running: dict[asyncio.Task[None], Boundary] = {}
 
     def hear(self, heard: Heard, tell: Callable[[Told], None]) -> None:
         """Begins to answer a request; `tell` is called once, unless `close` is first."""
@@ -102,26 +102,24 @@ class Asker:
             self._note(Boundary.JUDGE, f"more than {_AT_ONCE} requests at once", retryable=False)
             tell(_error(503, "too many requests at once"))
             return
-        task = asyncio.ensure_future(self._answered(heard, tell))
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        path = heard.path.partition("?")[0].rstrip("/")
+        boundary = Boundary.MCP if path.startswith("/mcp/") else Boundary.JUDGE
+        task = asyncio.ensure_future(self._answered(path, boundary, heard, tell))
+        self._running[task] = boundary
+        task.add_done_callback(self._running.pop)
 
     async def close(self) -> None:
         """Ends what is still asked, which counts as failed, and this grading's own tool servers. Idempotent."""
-        running = tuple(self._running)
-        for task in running:
+        running = dict(self._running)
+        for task, boundary in running.items():  # noted here: one that has not begun yet would never notice
+            self._note(boundary, "the grader's time was over before its request was answered", retryable=True)
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
         await self._served.close()
 
-    async def _answered(self, heard: Heard, tell: Callable[[Told], None]) -> None:
-        path = heard.path.partition("?")[0].rstrip("/")
-        boundary = Boundary.MCP if path.startswith("/mcp/") else Boundary.JUDGE
+    async def _answered(self, path: str, boundary: Boundary, heard: Heard, tell: Callable[[Told], None]) -> None:
         try:
             told = await self._answer(path, heard)
-        except asyncio.CancelledError:
-            self._note(boundary, "the grader's time was over before its request was answered", retryable=True)
-            raise
         except JudgeFailed as error:
             self._note(boundary, error.reason, retryable=error.retryable)
             told = _error(502 if error.retryable else 400, error.reason)
@@ -159,22 +157,21 @@ class Asker:
             self._meter.calls.append(JudgeCall(judge=name, outcome="refused", seconds=0.0, cost_microusd=0))
             raise
         spent.requests += 1
-        reply: Reply | None = None
-        sent = False
+        reply, sent = None, Sent()
         try:
             async with asyncio.timeout(terms.timeout_s - spent.seconds):
                 async with self._broker.place():
-                    sent = True
-                    reply = await judge.ask(request)
+                    reply = await judge.ask(request, sent)
         except TimeoutError:
             raise JudgeFailed(f"judge {name} took longer than the {terms.timeout_s:g} s of one grading", retryable=True) from None
         finally:
             seconds = time.monotonic() - began
-            call = _call(name, reply, seconds, terms.prices, request=body if sent else b"", asked=_asked_tokens(request, terms))
+            most = Usage(input=len(body), output=_asked_tokens(request, terms))
+            call = _call(name, reply, seconds, _cost(terms.prices, reply, sent, most))
             self._meter.calls.append(call)
             spent.seconds += seconds
             spent.cost_microusd += call.cost_microusd or 0
-            spent.tokens += call.tokens_in + call.tokens_out or (len(body) if sent else 0)
+            spent.tokens += call.tokens_in + call.tokens_out + sent.unknown * len(body)
         if lowered and any(choice.finish_reason == "length" for choice in reply.completion.choices):
             raise JudgeFailed(f"the reply of judge {name} was cut at the {terms.max_tokens} tokens of one grading", retryable=False)
         if request.get("stream") is True:
@@ -227,19 +224,28 @@ def _asked_tokens(request: Mapping[str, Any], terms: Terms) -> int:
     return most * (replies if isinstance(replies, int) and 0 < replies < 1000 else 1)
 
 
-def _call(judge: str, reply: Reply | None, seconds: float, prices: TokenPrices | None, *, request: bytes, asked: int) -> JudgeCall:
-    """The record of one request. Where the judge does not say what it used, a token has at least one byte, and it is charged the most."""
+def _call(judge: str, reply: Reply | None, seconds: float, cost_microusd: int | None) -> JudgeCall:
     usage = None if reply is None else reply.completion.usage
-    known = Usage(input=usage.prompt_tokens, output=usage.completion_tokens) if usage is not None else Usage()
-    most = known if usage is not None or not request else Usage(input=len(request), output=asked)
     return JudgeCall(
         judge=judge,
         outcome="failed" if reply is None else "answered",
         seconds=seconds,
-        tokens_in=known.input,
-        tokens_out=known.output,
-        cost_microusd=0 if not request else None if prices is None else prices.cost(most),
+        tokens_in=0 if usage is None else usage.prompt_tokens,
+        tokens_out=0 if usage is None else usage.completion_tokens,
+        cost_microusd=cost_microusd,
     )
+
+
+def _cost(prices: TokenPrices | None, reply: Reply | None, sent: Sent, most: Usage) -> int | None:
+    """What a request cost; each time that it was sent and nobody said what it used is charged `most`: a token has at least one byte."""
+    usage = None if reply is None else reply.completion.usage
+    if usage is None and not sent.unknown:
+        return 0
+    if prices is None:
+        return None
+    known = 0 if usage is None else prices.cost(Usage(input=usage.prompt_tokens, output=usage.completion_tokens))
+    unknown = prices.cost(most) if sent.unknown else 0
+    return total((known, None if unknown is None else sent.unknown * unknown))
 
 
 def _model(name: str) -> dict[str, object]:

@@ -63,11 +63,18 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     completion: Completion
 
 
+class Sent(msgspec.Struct, kw_only=True):
+    """What became of the times that a request was sent."""
+
+    unknown: int = 0
+    """Those that may have cost something, of which nobody said how much. Right at any moment, also when the asking is cancelled."""
+
+
 class Judge(Protocol):
     """A model that can be asked."""
 
-    async def ask(self, request: Mapping[str, Any]) -> Reply:
-        """The reply to one chat-completions request. Raises JudgeFailed. May be cancelled."""
+    async def ask(self, request: Mapping[str, Any], sent: Sent) -> Reply:
+        """The reply to one chat-completions request; `sent` is kept up to date meanwhile. Raises JudgeFailed. May be cancelled."""
         ...
 
     async def close(self) -> None:
@@ -85,13 +92,15 @@ class Endpoint:
         self._retries = retries
         self._client: httpx.AsyncClient | None = None
 
-    async def ask(self, request: Mapping[str, Any]) -> Reply:
+    async def ask(self, request: Mapping[str, Any], sent: Sent) -> Reply:
         """See `Judge`. A request that the endpoint cannot answer just now is sent again; how long that may take is the caller's to say."""
         asked = {key: value for key, value in request.items() if key not in ("stream", "stream_options")}
         body = msgspec.json.encode({**asked, "model": self._model})
         for attempt in range(self._retries + 1):
             try:
-                return reply_of(await self._sent(body))
+                reply = reply_of(await self._sent(body, sent))
+                sent.unknown -= reply.completion.usage is not None
+                return reply
             except JudgeFailed as error:
                 if not error.retryable or attempt == self._retries:
                     raise
@@ -105,19 +114,23 @@ class Endpoint:
         if client is not None:
             await client.aclose()
 
-    async def _sent(self, body: bytes) -> bytes:
+    async def _sent(self, body: bytes, sent: Sent) -> bytes:
+        """The body of a reply, which counts as unknown. An endpoint that refuses charges nothing."""
         import httpx
 
         if self._client is None:
             self._client = httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_connections=64))
         headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {self._key}"} if self._key else {})}
+        sent.unknown += 1
         try:
             async with self._client.stream("POST", self._url, content=body, headers=headers) as response:
                 found = await _whole(response)
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
+            sent.unknown -= isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.UnsupportedProtocol | httpx.InvalidURL)
             raise JudgeFailed(f"the judge could not be asked: {self._safe(reason_of(error))}", retryable=True) from None
         if response.status_code == 200:
             return found
+        sent.unknown -= 1
         said = self._safe(found[:_SAID].decode("utf-8", "replace"))
         reason = f"the judge answered {response.status_code}: {said!a}"
         if response.status_code in _PASSING or response.status_code >= 500:
@@ -170,4 +183,4 @@ def key_of(variable: str | None, field: str) -> str:
     return key
 
 
-__all__ = ["Completion", "Endpoint", "Judge", "Reply", "key_of", "reply_of"]
+__all__ = ["Completion", "Endpoint", "Judge", "Reply", "Sent", "key_of", "reply_of"]
