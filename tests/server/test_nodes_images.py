@@ -21,6 +21,10 @@ from server_process import Server
 from test_server_commands import MERGE
 from test_server_images import TOOLS, make, said
 
+from sandmill.sandboxes.images import Image
+from sandmill.sandboxes.images.image import architecture
+from sandmill.sandboxes.images.store import Store
+
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
@@ -152,6 +156,20 @@ def test_a_node_is_given_only_what_was_placed_on_it(head: Head) -> None:
     assert asked("layers/sha256:..%2f..%2fnames") == 404
     assert head.ask("GET", f"stored/layers/{own}").status == 403
     assert head.ask("PUT", f"supplies/{wanted['digest']}").status == 403
+
+
+def test_an_image_of_another_architecture_goes_to_no_node_of_this_one(head: Head) -> None:
+    other = "arm64" if architecture() == "amd64" else "amd64"
+    store = Store(head.folder / "sandboxes" / "images")
+    store.save(Image(architecture=other), "nodus/other:1")
+    try:
+        head.join("own")
+        head.box("box", image="nodus/other:1")
+        stopped = head.until("sandboxes/box", phase="Stopped")["status"]
+        assert stopped["stopReason"] == "CapacityUnavailable"
+        assert f"own is {architecture()}, not {other}" in stopped["message"]
+    finally:
+        store.unname("nodus/other:1")
 
 
 def test_what_nobody_needs_stays_on_a_node_only_while_there_is_room(head: Head) -> None:

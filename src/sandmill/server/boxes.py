@@ -11,7 +11,6 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from sandmill.errors import SandboxError, SandmillError
@@ -21,6 +20,7 @@ from sandmill.server.billing import Billing
 from sandmill.server.catalog import Catalog
 from sandmill.server.costs import Meter, cost_status, microusd, rate_of
 from sandmill.server.events import Events
+from sandmill.server.keeping import Keeping
 from sandmill.server.live import CAP, GONE, Live
 from sandmill.server.nodes import Nodes
 from sandmill.server.places import Places
@@ -56,6 +56,7 @@ class Boxes:
         self._billing = Billing(records)
         self._secrets = secrets
         self._settings = settings
+        self.keeping = Keeping(settings.folder)
         self._live: dict[str, Live] = {}
         self._turns: dict[str, asyncio.Lock] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -191,7 +192,7 @@ class Boxes:
                 self.forget(uid)
             if self.on_delete is not None:
                 self.on_delete(value)
-            self.kept_path(uid).unlink(missing_ok=True)
+            self.keeping.forget(uid)
             self._turns.pop(uid, None)
             self.places.release(uid)
             done = self._records.remove("Sandbox", project, name)
@@ -228,9 +229,7 @@ class Boxes:
             elif status.get("phase") in ("Pending", "Starting"):
                 self.soon(self.start(meta["namespace"], meta["name"]))
         known = {value["metadata"]["uid"] for value in self._records.each("Sandbox")}
-        for left in self._settings.folder.glob("kept/*"):
-            if left.suffix != ".tar" or left.stem not in known:
-                left.unlink(missing_ok=True)
+        self.keeping.sweep(known)
 
     async def close(self) -> None:
         """Stops every sandbox as if asked to, so that nothing that should survive is lost."""
@@ -289,7 +288,7 @@ class Boxes:
         try:
             image = await self.pinned(value)
             made = layer.sandbox_spec(spec, mount.env, None if image is None else image["digest"])
-            sandbox = await self.places.create(value, made, self.kept(value))
+            sandbox = await self.places.create(value, made, self.keeping.of(value))
             if mount.files:
                 await layer.give_secrets(sandbox, mount.files)
         except (SandmillError, OSError, TimeoutError, Refusal) as error:
@@ -338,11 +337,6 @@ class Boxes:
             await self._catalog.hold(pinned)
         return pinned
 
-    def kept(self, value: Value) -> Path | None:
-        """What the last stop saved, None where nothing was or nothing is to be."""
-        path = self.kept_path(value["metadata"]["uid"])
-        return path if value["spec"]["continuity"]["mode"] == "Snapshotted" and path.exists() else None
-
     async def _failed(self, value: Value, error: Exception) -> Refusal:
         message = str(error) or type(error).__name__
         self._events.note(value, "StartupFailed", message, warning=True)
@@ -358,7 +352,7 @@ class Boxes:
         with contextlib.suppress(SandboxError):
             await live.sandbox.kill_processes.aio()
         if reason != GONE and value["spec"]["continuity"]["mode"] == "Snapshotted":
-            saved = await self._save(live)
+            saved = await self.keeping.save(live)
         refused = await layer.blocked(live.sandbox)
         why = live.sandbox.gone_reason
         await live.sandbox.terminate.aio()
@@ -375,14 +369,6 @@ class Boxes:
             status |= {"phase": "Failed", "reason": GONE}
         self._events.note(value, "Stopped", message, warning=reason in (GONE, CAP))
         await self._put(value, **status)
-
-    async def _save(self, live: Live) -> dict[str, Any]:
-        try:
-            size = await layer.save(live.sandbox, self.kept_path(live.uid))
-        except (SandboxError, OSError, TimeoutError) as error:
-            _log.warning("the workspace of sandbox %s could not be saved: %s", live.name, error)
-            return condition("StateSaved", "False", "SaveFailed", f"the workspace could not be saved: {error}")
-        return condition("StateSaved", "True", "Stop", f"the workspace was saved, {size} bytes")
 
     def _bill(self, value: Value, meter: Meter, began_s: float, seconds: float) -> dict[str, Any]:
         """A run's usage record, stored; and `status.cost` after the run."""
@@ -403,7 +389,7 @@ class Boxes:
         status = value["status"]
         began_s = seconds_of(status["startTime"]) if "startTime" in status else alive_until_s
         cost = self._bill(value, self.meter(value), began_s, max(0.0, alive_until_s - began_s))
-        saved = status.get("snapshot") is not None and self.kept_path(value["metadata"]["uid"]).exists()
+        saved = status.get("snapshot") is not None and self.keeping.path(value["metadata"]["uid"]).exists()
         message = f"{why}; everything in it is gone"
         if saved:
             message = f"{why}; its workspace is that of {status['snapshot']['time']}"
@@ -412,10 +398,6 @@ class Boxes:
         phase = "Stopped" if saved else "Failed"
         reasons = {"stopReason": LOST} if saved else {"stopReason": LOST, "reason": LOST}
         await self._put(value, phase=phase, message=message, activity="Idle", conditions=conditions, cost=cost, **reasons)
-
-    def kept_path(self, uid: str) -> Path:
-        """Where the last stop has kept its folder."""
-        return self._settings.folder / "kept" / f"{uid}.tar"
 
     def put_now(self, value: Value, *, gone: tuple[str, ...] = (), **status: Any) -> asyncio.Future[Any]:
         """Changes the status of the object as it is now: a caller may have edited the rest while a transition was under way."""

@@ -50,7 +50,7 @@ class Branches:
                 raise Refusal("SandboxNotRunning", f"sandbox {name!r} has no files any more: {why}", kind="sandboxes", name=name)
             pinned = await self._boxes.pinned(value)
             spec = layer.sandbox_spec(value["spec"], {}, None if pinned is None else pinned["digest"])
-            return await layer_images.snapshot_of_stopped(spec, self._boxes.kept(value), called, self._settings.folder)
+            return await layer_images.snapshot_of_stopped(spec, self._boxes.keeping.of(value), called, self._settings.folder)
 
     async def fork(
         self, project: str, name: str, count: int, beginning: str, answer: Callable[[Sequence[Value]], Write | None]

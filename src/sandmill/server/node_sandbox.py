@@ -30,6 +30,8 @@ _SAVE_S: Final = 120.0
 _LOOK_S: Final = 0.05
 _LONGEST_NAME: Final = 45
 _POLL: Final = "30s"
+_NODES_TROUBLE: Final = ("CapacityUnavailable", "Unavailable", "ImageNotFound")
+"""Not the sandbox's own: it may start elsewhere, or later. ImageNotFound: the node's store has let go of what was brought a moment ago."""
 _LONGEST_LIFE_S: Final = 720 * 3600
 _MERGE: Final = {"Content-Type": "application/merge-patch+json"}
 Value = Mapping[str, Any]
@@ -176,18 +178,23 @@ async def create(client: Client, name: str, value: Value, made: SandboxSpec, kep
 
 
 async def _supply(client: Client, digest: str) -> None:
-    """Until the node has an image. Raises AnswerError, ConnectionError, SandboxCreateFailed."""
+    """Until the node has an image. Raises AnswerError, ConnectionError, SandboxCreateFailed; ImageError when it is here no more."""
     ends = asyncio.get_running_loop().time() + FETCH_S
-    while object_of(await client.ask("PUT", f"supplies/{digest}", query={"wait": _POLL}))["phase"] != "Ready":
+    while True:
+        try:
+            answer = await client.ask("PUT", f"supplies/{digest}", query={"wait": _POLL})
+        except AnswerError as error:
+            if error.reason != "ImageNotFound":
+                raise
+            raise ImageError(error.message) from error
+        if object_of(answer)["phase"] == "Ready":
+            return
         if asyncio.get_running_loop().time() > ends:
             raise SandboxCreateFailed(errno.EAGAIN, f"its node has not fetched image {digest} within {FETCH_S:.0f} s")
 
 
 def _failed(error: AnswerError) -> Exception:
-    if error.reason in (
-        "CapacityUnavailable",
-        "Unavailable",
-    ):  # its node's trouble, and not the sandbox's: it may start elsewhere, or later
+    if error.reason in _NODES_TROUBLE:
         return SandboxCreateFailed(errno.EAGAIN, error.message)
     made = error.of_creation()
     return made if isinstance(made, ConfigError | ImageError | SandboxCreateFailed) else SandboxCreateFailed(error.message)

@@ -37,7 +37,7 @@ async def put(asked: Asked) -> Response:
 
 def _kept(asked: Asked) -> tuple[Path, int]:
     offset = offset_of(asked)
-    return asked.on.boxes.kept_path(find(asked, BY_KIND["Sandbox"])["metadata"]["uid"]), offset
+    return asked.on.boxes.keeping.path(find(asked, BY_KIND["Sandbox"])["metadata"]["uid"]), offset
 
 
 def offset_of(asked: Asked) -> int:
