@@ -24,7 +24,10 @@ touch "$(printf 'a\\377\\nb')" -- -rf; : > empty
 rm given/a; echo other > given/b
 echo mine > /tmp/mine; echo home > ~/home
 """
-AS_ROOT = "echo all > /root/file; chmod 4755 /root/file; mv /etc/group /etc/groups; echo new > /etc/own; chown 1000:1000 /etc/own; mkdir -p /run/a; echo run > /run/a/b"
+AS_ROOT = """
+echo all > /root/file; chmod 4755 /root/file; mv /etc/group /etc/groups; echo new > /etc/own; chown 1000:1000 /etc/own
+mkdir -p /run/a; echo run > /run/a/b
+"""
 LOOK = """
 find . /tmp /var/tmp /home/user /etc /root /run/a -mindepth 1 \\
   \\( -name .guest -o -name .end -o -name .sandmill-guest \\) -prune -o \\
