@@ -312,9 +312,19 @@ static void write_batch(const struct agent_request *request, const struct messag
     step_back();
 }
 
+/* Everything but what acts for the host: it would wait for the answer. */
+static void stop_commands(void) {
+    pid_t spared[MOST_JOBS];
+    int count = 0;
+    for (int i = 0; i < MOST_JOBS; i++)
+        if (jobs[i].supervisor && jobs[i].op) spared[count++] = jobs[i].supervisor;
+    stop_tree(getpid(), spared, count);
+}
+
 static void freeze(const struct agent_request *request) {
     frozen = request->op == AGENT_FREEZE;
-    if (guest) (frozen ? stop_tree : resume_tree)(getpid());
+    if (guest && frozen) stop_commands();
+    else if (guest) resume_tree(getpid());
     else if (frozen) freeze_processes();
     else thaw_processes();
     reply(request, 0, 0, -1);

@@ -79,9 +79,12 @@ static int put_contents(int dir, const char *name) {
     return error;
 }
 
+/* Without root, what is another's was not written by this sandbox's commands, and could not be put there. */
+static bool is_ours(const struct stat *info) { return !geteuid() || info->st_uid == geteuid(); }
+
 static int put_other(int dir, const char *name, const struct stat *info) {
     char target[PATH_MAX];
-    if (geteuid() && info->st_uid != geteuid()) return 0; /* not of this sandbox's commands */
+    if (!is_ours(info)) return 0;
     if (S_ISREG(info->st_mode)) return put_contents(dir, name);
     if (S_ISFIFO(info->st_mode)) return put_entry(info, 0);
     if (!S_ISLNK(info->st_mode)) return 0;
@@ -133,14 +136,15 @@ static int put_folder(int dir, size_t length, const struct stat *info, bool whol
     bool changed = whole || is_changed(info);
     struct buffer names = {0};
     int error = depth > DEEPEST ? (errno = ELOOP, -1) : list_names(dir, &names);
-    if (!error && changed && names.bytes) error = put_entry(info, names.bytes) || put(names.data, names.bytes);
-    else if (!error && changed) error = put_entry(info, 1) || put("", 1); /* no name at all */
+    bool told = changed && is_ours(info);
+    if (!error && told && names.bytes) error = put_entry(info, names.bytes) || put(names.data, names.bytes);
+    else if (!error && told) error = put_entry(info, 1) || put("", 1); /* no name at all */
     for (size_t at = 0; at < names.bytes && !error; at += strlen((char *)names.data + at) + 1)
         error = put_below(dir, (char *)names.data + at, length, info, changed, whole, depth);
     free(names.data);
     if (error) return -1;
     path[length] = 0;
-    return changed ? put_entry(info, 0) : 0;
+    return told ? put_entry(info, 0) : 0;
 }
 
 static int copy_out(void) {

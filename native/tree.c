@@ -146,14 +146,15 @@ void kill_descendants(pid_t root, const pid_t *spared, int spared_count, void (*
     await_gone(&victims, reap);
 }
 
-/* Stops everything below `root`, and waits, briefly, until it stands still: a signal takes effect when its process leaves the kernel. */
-void stop_tree(pid_t root) {
-    static struct victims stopped;
-    static const struct victims none;
+/* Stops everything below `root` but for the spared, and waits, briefly, until it stands still: a signal takes effect when its process
+ * leaves the kernel. */
+void stop_tree(pid_t root, const pid_t *spared, int spared_count) {
+    static struct victims stopped, kept;
     uint64_t deadline = now_us() + GONE_US;
     int proc = open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    stopped.count = 0;
-    stop_descendants(root, &stopped, &none, deadline);
+    stopped.count = kept.count = 0;
+    for (int i = 0; i < spared_count && i < MOST_PROCESSES; i++) kept.pids[kept.count++] = spared[i];
+    stop_descendants(root, &stopped, &kept, deadline);
     for (int i = 0; i < stopped.count && now_us() < deadline;) {
         char pid[16];
         snprintf(pid, sizeof pid, "%d", stopped.pids[i]);

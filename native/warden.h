@@ -215,7 +215,7 @@ int guest_main(int argc, char **argv);
 enum { GONE_US = 1000000, GONE_LOOK_US = 200 };
 void kill_descendants(pid_t root, const pid_t *spared, int spared_count, void (*reap)(void));
 void signal_session(pid_t session, int number);
-void stop_tree(pid_t root);
+void stop_tree(pid_t root, const pid_t *spared, int spared_count);
 void resume_tree(pid_t root);
 
 /* small wrappers of system calls that libc lacks */

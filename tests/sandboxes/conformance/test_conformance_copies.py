@@ -25,8 +25,8 @@ rm given/a; echo other > given/b
 echo mine > /tmp/mine; echo home > ~/home
 """
 AS_ROOT = """
-echo all > /root/file; chmod 4755 /root/file; mv /etc/group /etc/groups
-echo new > /etc/own; chown 1000:1000 /etc/own; mkdir -p /run/a; echo run > /run/a/b
+echo all > /root/file; chmod 4755 /root/file; mv /etc/group /etc/groups; echo new > /etc/own; chown 1000:1000 /etc/own
+mkdir -p /run/a; echo run > /run/a/b
 """
 LOOK = """
 find . /tmp /var/tmp /home/user /etc /root /run/a -mindepth 1 \\
