@@ -35,7 +35,7 @@ def test_a_shell_on_a_guest(terminal):
     os.kill(terminal.process.pid, signal.SIGWINCH)
     terminal.type(b"sleep 0.3; stty size\r")
     terminal.until(b"20 60")
-    terminal.type(b"echo be''gins; sleep 300\r")
+    terminal.type(b"sh -c 'echo be\"\"gins; exec sleep 300'\r")
     terminal.until(b"begins")
     terminal.type(b"\x03")
     terminal.until(b"[sandbox]")
