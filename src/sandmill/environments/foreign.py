@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from sandmill.config.manifest import EnvironmentSection
-from sandmill.environments.confusion import confused
+from sandmill.environments.confusion import RIGHT, confused
 from sandmill.environments.demonstration import Demonstration
 from sandmill.environments.drawing import Drawn, draw
 from sandmill.environments.environment import Artifacts
@@ -113,13 +113,13 @@ class ForeignEnvironment:
         """An answer that should get the full reward, where the package knows one. Never shown to a policy."""
         return self._rows[task.id].answer
 
-    def demonstrations(self, seed: int) -> Iterator[Demonstration]:
-        """How an episode goes, right one time in ten (see `confusion`). Raises ConfigError where answers are not known."""
+    def demonstrations(self, seed: int, right: float = RIGHT) -> Iterator[Demonstration]:
+        """How an episode goes, seldom right unless asked for (see `confusion`). Raises ConfigError where answers are not known."""
         tasks = self.splits["train"]
         if unknown := next((task for task in tasks if self.expected_answer(task) is None), None):
             said = f"{self.name} does not say what solves its tasks (such as {unknown.id[:80]!a}): there is nothing to warm-start on"
             raise ConfigError(said, field="spec.warmStart.steps")
-        return confused(tasks, lambda task: (f"= {_TAGS.sub('', self.expected_answer(task) or '')}",), seed)
+        return confused(tasks, lambda task: (f"= {_TAGS.sub('', self.expected_answer(task) or '')}",), seed, right)
 
     def row(self, task: Task) -> msgspec.Raw:
         """What the package's own grader and sessions take for this task. Never shown to a policy."""

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from sandmill.config.manifest import EnvironmentSection
-from sandmill.environments.formats.plan import CommonOptions, Option, Plan, Reference, adapter, parse_options
+from sandmill.config.manifest import EnvironmentSection, Option
+from sandmill.environments.formats.plan import CommonOptions, Plan, Reference, adapter, parse_options
 from sandmill.environments.packages.package import FILES, Copied, pinned
 from sandmill.errors import ConfigError, UnknownEnvironment
 
