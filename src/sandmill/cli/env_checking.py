@@ -11,7 +11,7 @@ import msgspec
 
 from sandmill.config.document import Node, parse_value
 from sandmill.config.load import load_manifest
-from sandmill.config.manifest import EnvironmentSection
+from sandmill.config.manifest import EnvironmentSection, Option
 from sandmill.environments import registry
 from sandmill.environments.check import Checked, Status, all_tasks, check
 from sandmill.errors import ConfigError
@@ -86,19 +86,17 @@ def _section(asked: Asked) -> EnvironmentSection:
     return EnvironmentSection(name=asked.target, options=options)
 
 
-def _option(text: str) -> tuple[str, str | int | float | bool | list[str]]:
+def _option(text: str) -> tuple[str, Option]:
     key, equals, value = text.partition("=")
     if not key or not equals:
         raise ConfigError(f"it takes KEY=VALUE, not {text[:80]!r}", field="--option")
     found = parse_value(value, "--option").value
     if isinstance(found, list):
-        return key, [_word(node) for node in found]
+        return key, [_member(node) for node in found]
     if found is None or isinstance(found, dict):
         raise ConfigError(f"{key} takes a value or a list such as [a, b], not {value[:80]!r}", field="--option")
     return key, found
 
 
-def _word(node: Node) -> str:
-    if not isinstance(node.value, str):
-        return node.text
-    return node.value
+def _member(node: Node) -> str | int | float | bool:
+    return node.value if isinstance(node.value, str | int | float) else node.text
