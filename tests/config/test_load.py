@@ -134,6 +134,11 @@ def test_an_anchor_bomb_costs_nothing():
     assert "found a list" in str(refused(b"spec:\n" + options))
 
 
+def test_an_option_may_be_a_list_of_numbers():
+    data = GOOD.replace(b"depth: 2", b"weights: [1, 0.5, 0]")
+    assert parse_manifest(data).spec.environment.options["weights"] == [1, 0.5, 0]
+
+
 def test_an_anchor_used_plainly_works():
     data = GOOD.replace(b"{families: [count, find], depth: 2, mixed: true, noise: 0.5}", b"{a: &names [x, y], b: *names}")
     assert parse_manifest(data).spec.environment.options == {"a": ["x", "y"], "b": ["x", "y"]}

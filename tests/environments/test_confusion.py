@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
+
 from sandmill.environments.confusion import confused
 from sandmill.environments.task import Task
 from sandmill.models.chat import Answer, Call
@@ -24,6 +26,14 @@ def test_it_is_right_as_often_as_it_says_and_the_same_again() -> None:
     right = {(f"Q: what is ; {task.id} + 1 ?\n", f"= {int(task.id) + 1}\n") for task in TASKS}
     share = sum((one.segments[0].text, one.segments[-1].text) in right for one in made) / len(made)
     assert 0.09 < share < 0.15
+
+
+@pytest.mark.parametrize(("right", "least", "most"), [(0.5, 0.46, 0.56), (1.0, 1.0, 1.0)])
+def test_it_is_right_as_often_as_asked_for(right: float, least: float, most: float) -> None:
+    made = itertools.islice(confused(TASKS, lines, 7, right), 4000)
+    solved = {(f"Q: what is ; {task.id} + 1 ?\n", f"= {int(task.id) + 1}\n") for task in TASKS}
+    share = sum((one.segments[0].text, one.segments[-1].text) in solved for one in made) / 4000
+    assert least <= share <= most
 
 
 def test_what_is_shown_is_what_an_episode_would_write() -> None:

@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 
 from sandmill.environments.task import Message
 from sandmill.models.chat import Answer, dialogue_for
-from sandmill.models.loading import BUNDLED, load
+from sandmill.models.loading import load
 from sandmill.models.model import StopReason
 from sandmill.models.tiny import character_tokenizer
-from sandmill.server import training_manifest
 
 TOKENIZER = character_tokenizer()
 
@@ -36,7 +35,3 @@ def test_it_is_loaded_by_name_from_a_seed_and_speaks_in_lines(tmp_path) -> None:
     loaded.model.save_pretrained(tmp_path)
     loaded.tokenizer.save_pretrained(tmp_path)
     assert load(str(tmp_path)).digest == loaded.digest
-
-
-def test_a_server_offers_the_models_that_can_be_loaded() -> None:
-    assert set(training_manifest.BUNDLED) == set(BUNDLED)

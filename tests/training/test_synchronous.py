@@ -13,7 +13,7 @@ import pytest
 
 from sandmill.config.load import parse_manifest
 from sandmill.config.manifest import Manifest
-from sandmill.errors import DiskFull, EngineDied, EnvironmentFailed, ModelNotFound, RunBusy, UnknownEnvironment
+from sandmill.errors import ConfigError, DiskFull, EngineDied, EnvironmentFailed, ModelNotFound, RunBusy, UnknownEnvironment
 from sandmill.models.engines.torch import TorchEngine
 from sandmill.reports.metrics import read_episodes, read_run
 from sandmill.rollouts.events import EpisodeFinished, EvaluationPhase, Event, InFlight, StepFinished, Warned
@@ -59,6 +59,13 @@ class Ear:
 def nothing_stays() -> Iterator[None]:
     yield
     assert not [record for record in list_sandboxes() if record.owner_pid == os.getpid()]
+
+
+def test_a_share_of_right_demonstrations_is_refused_where_it_cannot_be_chosen(tmp_path: Path) -> None:
+    asked = manifest("spec.warmStart.steps=1", "spec.warmStart.right=0.5")
+    with pytest.raises(ConfigError, match=r"spec\.warmStart\.right: how often the demonstrations of shell@1\.0\.0 are right"):
+        train(asked, tmp_path / "run", resume=False, listener=Ear())
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_keeps_everything_it_told(tmp_path: Path) -> None:

@@ -32,6 +32,10 @@ class ModelSection(Section, frozen=True):
     """How turns are written as tokens: `line` (`$ command` and `= answer`), `chat` (the model's own template), or `auto`."""
 
 
+Option = str | int | float | bool | list[str | int | float | bool]
+"""What an environment's own option may be."""
+
+
 class EnvironmentSection(Section, frozen=True):
     """Which tasks. Train and held-out sets are drawn by `seed` and never share an identity."""
 
@@ -39,7 +43,7 @@ class EnvironmentSection(Section, frozen=True):
     train_tasks: Positive = 512
     held_out_tasks: Positive = 96
     seed: int = 42
-    options: Mapping[str, str | int | float | bool | list[str]] = {}
+    options: Mapping[str, Option] = {}
     """The environment's own options, checked by the environment."""
     leave_out: tuple[str, ...] = ()
     """Ids of tasks that are not used."""
@@ -53,6 +57,8 @@ class WarmStartSection(Section, frozen=True):
     steps: NonNegative = 0
     batch_size: Positive = 64
     learning_rate: PositiveReal = 2e-3
+    right: Fraction | None = None
+    """The share of demonstrations that solve their task; null: one in ten. The others end as another task's would."""
     seed: int = 0
 
 

@@ -1,7 +1,9 @@
 """Tasks and what solves each in; demonstrations of a confused demonstrator out: it shows how a dialogue goes, and seldom what is right.
 
 A warm start on them teaches the mechanics: a reply has this form, answers look like these. Which belongs to which task, the policy learns
-from the reward. One dialogue in ten is right; the others end as another task's would.
+from the reward. One dialogue in ten is right unless more are asked for; the others end as another task's would.
+
+A small model may need more: where no reply is right but by luck, there is little for a reward to find.
 """
 
 from __future__ import annotations
@@ -17,13 +19,16 @@ RIGHT = 0.1
 """The share of demonstrations that solve their task."""
 
 
-def confused(tasks: Sequence[Task], lines: Callable[[Task], Sequence[str]], seed: int) -> Iterator[Demonstration]:
-    """An endless stream. `lines` of a task: what an agent that solves it writes (`$ command`, `= answer`) and reads, in turn."""
+def confused(tasks: Sequence[Task], lines: Callable[[Task], Sequence[str]], seed: int, right: float = RIGHT) -> Iterator[Demonstration]:
+    """An endless stream, of which about the share `right` solves its task.
+
+    `lines` of a task: what an agent that solves it writes (`$ command`, `= answer`) and reads, in turn.
+    """
     pick = random.Random(f"demonstrations:{seed}")
     shown = [(_question(task), tuple(lines(task))) for task in tasks]
     while True:
-        prompt, right = pick.choice(shown)
-        played = right if pick.random() < RIGHT else pick.choice(shown)[1]
+        prompt, solved = pick.choice(shown)
+        played = solved if pick.random() < right else pick.choice(shown)[1]
         segments = (Segment(f"{observation_line(line)}\n", _weight(line)) for line in played)
         yield Demonstration(segments=(Segment(prompt, CONTEXT_WEIGHT), *segments))
 

@@ -18,7 +18,7 @@ import msgspec
 from sandmill.config.check import printable
 from sandmill.config.manifest import EnvironmentSection
 from sandmill.environments.access.access import NOTHING, Access
-from sandmill.environments.confusion import confused
+from sandmill.environments.confusion import RIGHT, confused
 from sandmill.environments.demonstration import Demonstration
 from sandmill.environments.drawing import Drawn, draw
 from sandmill.environments.environment import Artifacts
@@ -123,13 +123,13 @@ class ForeignEnvironment:
         whole.update(f"{task.prompt}\0{row.answer}\0".encode("utf-8", "surrogatepass") + bytes(row.row))
         return whole.hexdigest()
 
-    def demonstrations(self, seed: int) -> Iterator[Demonstration]:
-        """How an episode goes, right one time in ten (see `confusion`). Raises ConfigError where answers are not known."""
+    def demonstrations(self, seed: int, right: float = RIGHT) -> Iterator[Demonstration]:
+        """How an episode goes, seldom right unless asked for (see `confusion`). Raises ConfigError where answers are not known."""
         tasks = self.splits["train"]
         if unknown := next((task for task in tasks if self.expected_answer(task) is None), None):
             said = f"{self.name} does not say what solves its tasks (such as {unknown.id[:80]!a}): there is nothing to warm-start on"
             raise ConfigError(said, field="spec.warmStart.steps")
-        return confused(tasks, lambda task: (f"= {_TAGS.sub('', self.expected_answer(task) or '')}",), seed)
+        return confused(tasks, lambda task: (f"= {_TAGS.sub('', self.expected_answer(task) or '')}",), seed, right)
 
     def row(self, task: Task) -> msgspec.Raw:
         """What the package's own grader and sessions take for this task. Never shown to a policy."""

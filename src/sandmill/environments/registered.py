@@ -18,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from sandmill.config.manifest import EnvironmentSection
+from sandmill.config.manifest import EnvironmentSection, Option
 from sandmill.environments import foreign
 from sandmill.environments.access.access import NOTHING, Access
 from sandmill.environments.foreign import ForeignEnvironment
@@ -37,7 +37,7 @@ class Registered(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     version: str
     reference: str
-    options: Mapping[str, str | int | float | bool | list[str]] = {}
+    options: Mapping[str, Option] = {}
     digest: str
     """sha256 of what is installed and how it is loaded; not of how many tasks are drawn from it."""
     splits: Mapping[str, int | None] = {}
@@ -117,7 +117,7 @@ def load(
     return environment
 
 
-def _content(reference: str, options: Mapping[str, str | int | float | bool | list[str]], environment: ForeignEnvironment) -> str:
+def _content(reference: str, options: Mapping[str, Option], environment: ForeignEnvironment) -> str:
     made = plan(reference, EnvironmentSection(name=reference, options=options))
     whole = hashlib.sha256(f"{made.name}\0{made.version}\0{environment.installed.record.digest}\0".encode())
     whole.update(msgspec.json.encode([made.load, made.common], order="deterministic"))

@@ -11,6 +11,7 @@ from sandmill.accounts.prices import PriceBook
 from sandmill.config.load import parse_manifest
 from sandmill.config.manifest import LoraSection, Manifest
 from sandmill.errors import ConfigError
+from sandmill.models.names import BUNDLED
 from sandmill.server.costs import MACHINE, SANDBOX, usd
 from sandmill.server.layer_environments import section_of
 from sandmill.server.records import Value
@@ -18,7 +19,6 @@ from sandmill.server.refusals import Cause, Refusal, invalid
 from sandmill.server.schema import UNSUPPORTED, ascii_of, nearest
 from sandmill.server.specs_training import ALL_LINEAR, EVALUATE, GRPO, MODE_OF
 
-BUNDLED: Final = ("sandmill/tiny-text", "sandmill/tiny-shell", "sandmill/smollm2-135m")
 _TRAIN: Final = 256
 _HELD_OUT: Final = 64
 _HUB: Final = "hf://"

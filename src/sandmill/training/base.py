@@ -6,6 +6,7 @@ one is warm-started through the adapter itself, which the first checkpoint keeps
 
 from __future__ import annotations
 
+import inspect
 import os
 import shutil
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ from sandmill.store import RunFolder, disk_full_named
 
 @runtime_checkable
 class Demonstrates(Protocol):
-    """An environment that can show how its dialogues look."""
+    """An environment that can show how its dialogues look. With a parameter `right` it lets the share of those that are right be chosen."""
 
     def demonstrations(self, seed: int) -> Iterator[Demonstration]: ...
 
@@ -36,12 +37,20 @@ def load_base(manifest: Manifest, environment: Environment, path: Path) -> Loade
     Raises ModelNotFound, and ConfigError for a warm start that cannot be made. Writes nothing.
     """
     spec = manifest.spec
-    if spec.warm_start.steps and not isinstance(environment, Demonstrates):
-        raise ConfigError(f"{spec.environment.name} has no demonstrations to warm-start on; set steps to 0", field="spec.warmStart.steps")
+    if spec.warm_start.steps:
+        _check_demonstrates(environment, manifest)
     base = path / "base"
     loaded = load(str(base)) if base.is_dir() else load(spec.model.uri, seed=spec.parameters.seed)
     check_adapter(loaded.model, spec.parameters.lora)
     return loaded
+
+
+def _check_demonstrates(environment: Environment, manifest: Manifest) -> None:
+    name, settings = manifest.spec.environment.name, manifest.spec.warm_start
+    if not isinstance(environment, Demonstrates):
+        raise ConfigError(f"{name} has no demonstrations to warm-start on; set steps to 0", field="spec.warmStart.steps")
+    if settings.right is not None and "right" not in inspect.signature(environment.demonstrations).parameters:
+        raise ConfigError(f"how often the demonstrations of {name} are right cannot be chosen; leave it out", field="spec.warmStart.right")
 
 
 def ready_policy(
@@ -73,7 +82,7 @@ def _warm(manifest: Manifest, environment: Demonstrates, loaded: LoadedModel, po
 
     warm_start(
         loaded,
-        environment.demonstrations(settings.seed),
+        environment.demonstrations(settings.seed, **({} if settings.right is None else {"right": settings.right})),
         steps=settings.steps,
         batch_size=settings.batch_size,
         learning_rate=settings.learning_rate,

@@ -9,13 +9,12 @@ from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
-from sandmill.config.manifest import EnvironmentSection
+from sandmill.config.manifest import EnvironmentSection, Option
 from sandmill.config.quantities import parse_bytes
 from sandmill.environments.packages.package import Package, check_python, pinned
 from sandmill.errors import ConfigError, UnknownEnvironment
 
 O = TypeVar("O", bound="CommonOptions")  # noqa: E741 - the one letter for options
-Option = str | int | float | bool | list[str]
 FIELD: Final = "spec.environment.options"
 _ADAPTERS: Final = Path(__file__).parent / "adapters"
 

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
-from sandmill.config.manifest import EnvironmentSection
-from sandmill.environments.formats.plan import CommonOptions, Option, Plan, Reference, adapter, parse_options
+from sandmill.config.manifest import EnvironmentSection, Option
+from sandmill.environments.formats.plan import CommonOptions, Plan, Reference, adapter, parse_options
 from sandmill.environments.packages.interpreter import interpreter
 from sandmill.environments.packages.package import FILES, Copied, pinned
 from sandmill.errors import ConfigError, UnknownEnvironment, plainly

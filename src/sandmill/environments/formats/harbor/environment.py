@@ -19,7 +19,7 @@ from typing import Final
 import msgspec
 
 from sandmill.config.manifest import EnvironmentSection
-from sandmill.environments.confusion import confused
+from sandmill.environments.confusion import RIGHT, confused
 from sandmill.environments.demonstration import Demonstration
 from sandmill.environments.environment import Artifacts
 from sandmill.environments.formats.harbor import legacy
@@ -215,12 +215,12 @@ class HarborEnvironment:
             ended = f"did not end within {_SOLVE_S:g} s" if done.timed_out else f"ended with {done.exit_code}"
             raise EnvironmentFailed(f"the reference solution of task {task.id} {ended}: {_end(done.stdout)}")
 
-    def demonstrations(self, seed: int) -> Iterator[Demonstration]:
-        """How an episode goes, right one time in ten (see `confusion`): a reference solution in one line, and that it is done.
+    def demonstrations(self, seed: int, right: float = RIGHT) -> Iterator[Demonstration]:
+        """How an episode goes, seldom right unless asked for (see `confusion`): a reference solution in one line, and that it is done.
 
         Raises ConfigError for a training task whose solution is none of commands alone.
         """
-        return confused(self.splits["train"], self._shown_solution, seed)
+        return confused(self.splits["train"], self._shown_solution, seed, right)
 
     def _shown_solution(self, task: Task) -> tuple[str, ...]:
         folder = self._folders[task.id]
