@@ -9,7 +9,7 @@ import contextlib
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from sandmill.config.manifest import EnvironmentSection
+from sandmill.config.manifest import EnvironmentSection, Option
 from sandmill.config.quantities import parse_cpu, parse_duration
 from sandmill.environments import foreign
 from sandmill.environments.foreign import ForeignEnvironment
@@ -45,7 +45,7 @@ class NotUsable(Exception):
 def section_of(bundle: Path, spec: Value, train: int = MOST_TASKS, held_out: int = MOST_TASKS, seed: int = 0) -> EnvironmentSection:
     """How a manifest names it. Blocks. Raises ConfigError for what is no bundle."""
     module = spec["package"]["source"]["module"]
-    options: dict[str, str | int | float | bool | list[str]] = {
+    options: dict[str, Option] = {
         "module": module,
         "memory": spec["sandbox"]["memory"],
         "cpu": parse_cpu(spec["sandbox"]["cpu"]),
