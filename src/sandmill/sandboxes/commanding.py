@@ -9,7 +9,7 @@ import abc
 import asyncio
 import os
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from sandmill.errors import ConfigError, SandboxError, SandboxGone
 from sandmill.sandboxes.backends.native import wire
@@ -23,6 +23,17 @@ from sandmill.sandboxes.spec import seconds
 DEFAULT_MAX_OUTPUT: Final = 1 << 20
 """Bytes of output kept per stream."""
 _KILL_PATIENCE_S: Final = 5.0
+
+
+class Way(NamedTuple):
+    """How a command that is watched while it runs is connected. `stdin`: whether anything will come."""
+
+    user: str
+    stdin: bool
+    tty: bool
+    text: bool
+    max_output: int
+    timeout_s: float | None
 
 
 class Commanding(abc.ABC):
@@ -73,16 +84,16 @@ class Commanding(abc.ABC):
         """
         timeout_s, agent = seconds(timeout), await self._startable()
         feed = None if stdin is None or isinstance(stdin, Stdin) else wire.encode(stdin)
-        ours, theirs = await self._terminal(user) if tty else pipes(with_stdin=stdin is not None)
-        process = Process(agent, ours[1], ours[2], ours[0], text=text, max_output=max_output, timeout_s=timeout_s)
+        way = Way(user=user, stdin=stdin is not None, tty=tty, text=text, max_output=max_output, timeout_s=timeout_s)
+        process, flags, fds = await self._process(agent, way)
         try:
-            message = self._commands.message(wire.EXEC_TTY if tty else 0, process.id, argv, env, workdir, user, fds=theirs)
+            message = self._commands.message(flags, process.id, argv, env, workdir, user, fds=fds)
         except (SandboxError, ConfigError) as error:
             process.refuse(error)
-            for fd in set(theirs) - {-1}:
+            for fd in set(fds):
                 os.close(fd)
             raise
-        agent.send(message, close=tuple(set(theirs)))
+        agent.send(message, close=tuple(set(fds)))
         process.program = argv[0]
         self.lifetime.enter()
         process.on_exit(self.lifetime.leave)
@@ -90,6 +101,12 @@ class Commanding(abc.ABC):
         if feed is not None:
             asyncio.get_running_loop().create_task(process.feed(feed))
         return process
+
+    async def _process(self, agent: Agent, way: Way) -> tuple[Process, int, tuple[int, ...]]:
+        """A command's process before it runs, the request's flags, and the command's own descriptors, which go with the request."""
+        ours, theirs = await self._terminal(way.user) if way.tty else pipes(with_stdin=way.stdin)
+        process = Process(agent, ours[1], ours[2], ours[0], text=way.text, max_output=way.max_output, timeout_s=way.timeout_s)
+        return process, wire.EXEC_TTY if way.tty else 0, theirs
 
     @dual
     async def run(

@@ -17,7 +17,7 @@ from typing import IO, Any, BinaryIO, Final, NoReturn
 
 import msgspec
 
-from sandmill.errors import ConfigError, IsolationUnavailable, SandboxCreateFailed, SandboxError, SandboxFileError, SandboxGone, Unsupported
+from sandmill.errors import IsolationUnavailable, SandboxCreateFailed, SandboxError, SandboxFileError, SandboxGone, Unsupported
 from sandmill.sandboxes.backends.guest.agent import GuestAgent
 from sandmill.sandboxes.backends.guest.copying import Copying, Spool
 from sandmill.sandboxes.backends.guest.files import FOLDER, Held, Reading, entries
@@ -27,7 +27,7 @@ from sandmill.sandboxes.backends.native import wire
 from sandmill.sandboxes.backends.native.agent import Agent, Link
 from sandmill.sandboxes.backends.native.node import USER_UID, WARDEN
 from sandmill.sandboxes.backends.seam import Backend, Machine
-from sandmill.sandboxes.commanding import DEFAULT_MAX_OUTPUT
+from sandmill.sandboxes.commanding import Way
 from sandmill.sandboxes.commands import Commands
 from sandmill.sandboxes.dual import dual
 from sandmill.sandboxes.egress.blocked import Blocked
@@ -37,9 +37,9 @@ from sandmill.sandboxes.images import HOST, Image, Use
 from sandmill.sandboxes.images.image import Account
 from sandmill.sandboxes.lifetime import Lifetime
 from sandmill.sandboxes.preserving import all_or_none, check_count
-from sandmill.sandboxes.process import Capture, Process, Stdin
+from sandmill.sandboxes.process import Capture, Process
 from sandmill.sandboxes.sandbox import Sandbox
-from sandmill.sandboxes.spec import DEFAULT_WORKDIR, PROCESS_LIMIT, Continuity, SandboxSpec, seconds
+from sandmill.sandboxes.spec import DEFAULT_WORKDIR, PROCESS_LIMIT, Continuity, SandboxSpec
 
 _DESTROY_S: Final = 30.0
 _MAKING_AT_ONCE: Final = 8
@@ -82,44 +82,18 @@ class GuestSandbox(Sandbox):
         """What the backend calls its machine."""
         return "" if self._machine is None else self._machine.id
 
-    @dual
-    async def exec(
-        self,
-        *argv: str | bytes,
-        env: Mapping[str, str] | None = None,
-        workdir: str | None = None,
-        user: str = "user",
-        timeout: float | str | None = None,
-        stdin: bytes | str | Stdin | None = None,
-        text: bool = True,
-        tty: bool = False,
-        max_output: int = DEFAULT_MAX_OUTPUT,
-    ) -> Process:
-        """As on this machine."""
-        timeout_s, agent = seconds(timeout), await self._startable()
-        feed = None if stdin is None or isinstance(stdin, Stdin) else wire.encode(stdin)
+    async def _process(self, agent: Agent, way: Way) -> tuple[Process, int, tuple[int, ...]]:
+        """Its streams come and go with the notices: a guest shares no descriptor with this machine."""
         process = GuestProcess(
             agent,
             self._lost,
-            with_input=tty or stdin is not None,
-            terminal=tty,
-            text=text,
-            max_output=max_output,
-            timeout_s=timeout_s,
+            with_input=way.tty or way.stdin,
+            terminal=way.tty,
+            text=way.text,
+            max_output=way.max_output,
+            timeout_s=way.timeout_s,
         )
-        flags = wire.EXEC_TTY if tty else 0 if stdin is None else wire.EXEC_INPUT
-        try:
-            agent.send(self._commands.message(flags, process.id, argv, env, workdir, user))
-        except (SandboxError, ConfigError) as error:
-            process.refuse(error)
-            raise
-        process.program = argv[0]
-        self.lifetime.enter()
-        process.on_exit(self.lifetime.leave)
-        await process.begin()
-        if feed is not None:
-            asyncio.get_running_loop().create_task(process.feed(feed))
-        return process
+        return process, wire.EXEC_TTY if way.tty else wire.EXEC_INPUT if way.stdin else 0, ()
 
     @dual
     async def fork(self, n: int, *, name: str | None = None) -> list[Sandbox]:
