@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import difflib
-import errno
 import json
 import logging
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -33,11 +32,11 @@ from sandmill.environments.task import (
     Verdict,
 )
 from sandmill.environments.tools import BASH
-from sandmill.environments.verdicts import reason_of
-from sandmill.errors import ContextFull, ExecFailed, GraderFailed, IsolationUnavailable, SandboxError, SandboxGone
+from sandmill.errors import ContextFull, ExecFailed, SandboxGone
 from sandmill.models.chat import Answer, Call, Malformed, Observation
 from sandmill.models.model import Sampling, Session, StopReason
 from sandmill.rollouts.arena import Arena
+from sandmill.rollouts.boundaries import Broken, boundary, environment_boundary
 from sandmill.rollouts.seeds import derive
 from sandmill.rollouts.timeline import Timeline
 from sandmill.rollouts.trajectory import Episode, Stage, Trajectory, Turn
@@ -56,49 +55,6 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     group: str
     index: int
     attempt: int = 0
-
-
-class _Broken(Exception):
-    """Carries an InfrastructureFailure from where it happened to the one place that records it."""
-
-    def __init__(self, failure: InfrastructureFailure) -> None:
-        super().__init__(failure.reason)
-        self.failure = failure
-
-
-@contextlib.contextmanager
-def _boundary(where: Boundary) -> Iterator[None]:
-    try:
-        yield
-    except IsolationUnavailable:
-        raise
-    except SandboxGone as error:
-        raise _Broken(InfrastructureFailure(boundary=Boundary.SANDBOX_LOST, reason=str(error), retryable=True)) from error
-    except SandboxError as error:
-        raise _Broken(InfrastructureFailure(boundary=where, reason=str(error), retryable=True)) from error
-    except GraderFailed as error:
-        raise _Broken(InfrastructureFailure(boundary=Boundary.GRADER, reason=str(error), retryable=False)) from error
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        raise _Broken(InfrastructureFailure(boundary=Boundary.DISK, reason=str(error), retryable=False)) from error
-
-
-@contextlib.asynccontextmanager
-async def _environment_boundary(patience_s: float, where: Boundary = Boundary.ENVIRONMENT) -> AsyncIterator[None]:
-    """Whatever the environment's own code raises, or that it does not answer, is its failure and never the agent's."""
-    try:
-        async with asyncio.timeout(patience_s):
-            yield
-    except (_Broken, IsolationUnavailable):
-        raise
-    except TimeoutError as error:
-        raise _Broken(
-            InfrastructureFailure(boundary=where, reason=f"the environment did not answer within {patience_s:g} s", retryable=True)
-        ) from error
-    except Exception as error:  # a sandbox that it lost is its own, not the agent's
-        retryable = where is Boundary.ENVIRONMENT or not isinstance(error, GraderFailed)
-        raise _Broken(InfrastructureFailure(boundary=where, reason=reason_of(error), retryable=retryable)) from error
 
 
 class _Attempt:
@@ -226,7 +182,7 @@ class _Attempt:
             return None
         sandbox = await self._ready_sandbox()
         submission = Submission(answer=self.answer, commands=tuple(self.commands), messages=tuple(self.messages))
-        with self.timeline.span(Stage.GRADING), _boundary(Boundary.GRADER), self._own_time():
+        with self.timeline.span(Stage.GRADING), boundary(Boundary.GRADER), self._own_time():
             message = await environment.next_message(self.task, submission, sandbox)
         if message is None:
             return None
@@ -247,7 +203,7 @@ class _Attempt:
             given = json.dumps(action.arguments)
             return await self._run(f"{tool.name} {given}", tool.argv, given.encode())
         if self.interaction is None:
-            raise _Broken(InfrastructureFailure(boundary=Boundary.ENVIRONMENT, reason=f"nobody serves tool {tool.name}", retryable=False))
+            raise Broken(InfrastructureFailure(boundary=Boundary.ENVIRONMENT, reason=f"nobody serves tool {tool.name}", retryable=False))
         async with self._asking(Stage.COMMAND):
             return self._cut(await self.interaction.call(tool.name, action.arguments))
 
@@ -255,7 +211,7 @@ class _Attempt:
     async def _asking(self, stage: Stage) -> AsyncIterator[None]:
         """The environment is asked something."""
         with self.timeline.span(stage):
-            async with _environment_boundary(self.arena.limits.environment_timeout_s):
+            async with environment_boundary(self.arena.limits.environment_timeout_s):
                 yield
 
     def _cut(self, reaction: Reaction) -> Reaction:
@@ -269,7 +225,7 @@ class _Attempt:
         """A command, or a tool that is a program, in the agent's sandbox."""
         limits = self.arena.limits
         sandbox = await self._ready_sandbox()
-        with self.timeline.span(Stage.COMMAND), _boundary(Boundary.EXEC):
+        with self.timeline.span(Stage.COMMAND), boundary(Boundary.EXEC):
             try:
                 done = await sandbox.run.aio(
                     *argv,
@@ -285,7 +241,7 @@ class _Attempt:
             output += f"\n[stopped after {limits.command_timeout_s:g} s]"
         self.commands.append(Command(script=script, exit_code=None if done.timed_out else done.exit_code, output=output))
         if done.gone is not None:  # its time or money ran out under the command; asking the model on would be for nothing
-            with _boundary(Boundary.EXEC):
+            with boundary(Boundary.EXEC):
                 raise SandboxGone(sandbox.name, done.gone)
         return Reaction(text=output, ok=done.exit_code == 0 and not done.timed_out)
 
@@ -300,9 +256,9 @@ class _Attempt:
         """The episode's sandbox, made when the first command needs it."""
         if self.sandbox is None:
             with self.timeline.span(Stage.SANDBOX):
-                with _boundary(Boundary.SANDBOX_CREATE):
+                with boundary(Boundary.SANDBOX_CREATE):
                     self.sandbox = await self._take(self.arena.environment.files(self.task))
-                with _boundary(Boundary.SETUP):
+                with boundary(Boundary.SETUP):
                     await self.arena.environment.prepare(self.task, self.sandbox)
         return self.sandbox
 
@@ -320,7 +276,7 @@ class _Attempt:
                 submission = msgspec.structs.replace(submission, record=await self._finished(self.interaction, submission))
         if isinstance(self.arena.environment, GradesGroups):
             return submission
-        with self.timeline.span(Stage.GRADING), _boundary(Boundary.GRADER):
+        with self.timeline.span(Stage.GRADING), boundary(Boundary.GRADER):
             return await grade_episode(
                 self.arena.environment,
                 self.task,
@@ -339,9 +295,9 @@ class _Attempt:
         for left in range(retries, -1, -1):
             self.meter.begin()
             try:
-                async with _environment_boundary(patience_s, Boundary.GRADER):
+                async with environment_boundary(patience_s, Boundary.GRADER):
                     record = await interaction.finish(submission)
-            except _Broken as error:
+            except Broken as error:
                 broke = error
             failed = self.meter.failure
             if failed is None and broke is None:
@@ -355,7 +311,7 @@ class _Attempt:
         elif retries and self.meter.lasting is None:
             failed = msgspec.structs.replace(failed, retryable=False)
         self.arena.health.record(failed, called=True)
-        raise _Broken(failed) from broke
+        raise Broken(failed) from broke
 
     async def leave(self) -> None:
         """Ends the environment's side, whatever it says to that: the verdict stands."""
@@ -428,7 +384,7 @@ async def _played(state: _Attempt, session: Session) -> Verdict | Submission:
         await state.play(session)
         await session.close()
         return await state.judge()
-    except _Broken as broke:
+    except Broken as broke:
         asked = state.meter.failure  # what the environment asked broke before it did
         return broke.failure if asked is None or asked.boundary is broke.failure.boundary else asked
     finally:
