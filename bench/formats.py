@@ -103,7 +103,7 @@ def best_constant(manifest: Path) -> str:
 
 def main(
     names: Annotated[list[str] | None, typer.Argument(help="Which of them; all by default.")] = None,
-    seeds: Annotated[int, typer.Option(help="Trainings of each, by seeds from 0.")] = 1,
+    seeds: Annotated[int, typer.Option(help="Trainings of each, one seed each.")] = 1,
     first: Annotated[int, typer.Option(help="The first seed.")] = 0,
     reward: Annotated[RewardControl, typer.Option(help="`random` deals the rewards out anew: the control.")] = RewardControl.TASK,
 ) -> None:
