@@ -226,7 +226,7 @@ async def _opened(plan: Plan, report: Report, access: Access) -> tuple[Installed
     return await open_package(plan.package, lambda installed: _launch(plan, installed, access), plan.name, plan.reference, report)
 
 
-def _launch(plan: Plan, installed: Installed, access: Access) -> Launch:
+def _launch(plan: Plan, installed: Installed, access: Access = NOTHING) -> Launch:
     return Launch(
         adapter=plan.adapter,
         beside=plan.beside,
