@@ -192,7 +192,7 @@ def asking(body: str, **limits: Any) -> Callable[[], Episode]:
             server = McpSection(name="abacus", command=("python3", "-c", ABACUS), timeout="2s")
             grading = GradingSection(judge=(JudgeSection(name="judge", url=judge.url, retries=0, timeout="2s"),), mcp=("abacus",))
             section = EnvironmentSection(name=f"python/{path}", train_tasks=2, held_out_tasks=1)
-            environment = load(section.name, section, access_of(grading, ToolsSection(mcp=(server,)), EmbeddedJudge.of))
+            environment = load(section.name, section, access=access_of(grading, ToolsSection(mcp=(server,)), EmbeddedJudge.of))
             try:
                 return struck(environment, pg.play(["= 4"]), **limits)
             finally:

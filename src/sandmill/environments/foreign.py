@@ -206,7 +206,7 @@ async def opened(
     return await hop(_load(plan(reference, section), section, report, fit, access))
 
 
-async def _load(plan: Plan, section: EnvironmentSection, report: Report, fit: bool, access: Access) -> ForeignEnvironment:
+async def _load(plan: Plan, section: EnvironmentSection, report: Report, fit: bool, access: Access = NOTHING) -> ForeignEnvironment:
     if plan.remote and access.anything:
         raise ConfigError(f"the graders of {plan.reference} run on a server of your own, which uses what you let it", field="spec.grading")
     installed, service = await _opened(plan, report, access)

@@ -14,7 +14,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Self, cast
 
-from sandmill.errors import ExecFailed, ImageError, SandboxError, SandboxGone
+from sandmill.errors import ImageError, SandboxError, SandboxGone
 from sandmill.sandboxes.backends.native import wire
 from sandmill.sandboxes.backends.native.agent import Agent
 from sandmill.sandboxes.dual import dual, in_thread
@@ -24,6 +24,7 @@ from sandmill.sandboxes.images.parts import take
 from sandmill.sandboxes.images.store import KEPT
 from sandmill.sandboxes.images.written import digest, seal
 from sandmill.sandboxes.lifetime import Lifetime
+from sandmill.sandboxes.process import exec_failed
 from sandmill.sandboxes.spec import Continuity, SandboxSpec
 
 if TYPE_CHECKING:
@@ -196,7 +197,7 @@ class Preserving(abc.ABC):
         if self._frozen or self._copying is not None:
             async with self._alone():
                 if self._frozen:
-                    raise ExecFailed(errno.EBUSY, "the sandbox is frozen; thaw it first")
+                    raise exec_failed(errno.EBUSY)
         return self._live()
 
     @abc.abstractmethod

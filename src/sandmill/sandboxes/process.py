@@ -291,6 +291,8 @@ def usage_of(reply: wire.AgentReply) -> Usage:
 
 def exec_failed(number: int, program: str | bytes = "") -> ExecFailed:
     """The error for a command that execve, chdir or fork refused."""
+    if number == errno.EBUSY:
+        return ExecFailed(number, "the sandbox is frozen; thaw it first")
     what = f"the command {program!r:.200}" if program else "the command"
     if number == errno.EAGAIN:
         return ExecFailed(number, f"{what} could not be started: its sandbox, or this machine, may have no more processes")

@@ -262,7 +262,7 @@ def test_a_fork_whose_files_do_not_go_in_is_ended() -> None:
 def test_a_guest_that_does_not_answer_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent, "ANSWER_S", 0.3)
     monkeypatch.setattr(process, "START_S", 0.3)
-    monkeypatch.setattr("sandmill.sandboxes.sandbox._KILL_PATIENCE_S", 0.3)
+    monkeypatch.setattr("sandmill.sandboxes.commanding._KILL_PATIENCE_S", 0.3)
     acts: tuple[Callable[[Sandbox], object], ...] = (
         lambda box: box.ping(),
         lambda box: box.read("f"),
