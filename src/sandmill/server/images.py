@@ -96,7 +96,7 @@ class Images:
             meta = value["metadata"]
             if time.time() - seconds_of(meta["creationTimestamp"]) >= older_than_s:
                 self._records.remove("Image", meta["namespace"], meta["name"], Forget(meta["uid"]))
-                await self.forget(meta["uid"])
+                await self.forget(value)
 
     def recover(self) -> None:
         """After a restart: what was being made is not there."""
