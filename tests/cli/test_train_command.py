@@ -124,9 +124,8 @@ def test_ctrl_c_in_the_warm_start_stops_between_two_of_its_steps(ready):
 def test_ctrl_c_while_the_model_loads_evaluates_nothing_and_can_be_resumed(ready):
     with ready.start("train", "tiny.yaml", "--run", "cut", "--json", "--set", "spec.warmStart.steps=0") as started:
         first = json.loads(started.stdout.readline())
-        while first["event"] != "stage-changed":
+        while first.get("stage") != "loading":
             first = json.loads(started.stdout.readline())
-        assert first["stage"] == "loading"
         started.send_signal(signal.SIGINT)
         told = [event["event"] for event in events(started.stdout.read())]
         assert started.wait(DEADLINE_S) == 130
