@@ -53,6 +53,7 @@ def test_a_message_is_what_a_reward_function_takes_it_for():
     task = next(task for split in tasks.splits.values() for task in split if "haiku" in task.prompt.lower())
     (verdict,) = graded(tasks, [(task, HAIKU)])
     assert verdict == Graded(reward=1.0, passed=True, parts=verdict.parts)
+    assert "component_metrics" not in verdict.parts  # of weight 0, and it gives no number: no reward is lost for it, and none is made up
 
 
 def test_a_module_that_its_wheel_lacks_is_named():

@@ -1,7 +1,8 @@
 """The rubric of an environment of verifiers 0.1.x as a grader. In: finished states. Out: a score for each, or why it has none.
 
 verifiers turns what a reward function raises into 0.0 and a line in a log; here it is a failure. One that is asked about a single reply
-fails for that reply alone; one that scores a whole group of rollouts at once fails for all of them.
+fails for that reply alone; one that scores a whole group of rollouts at once fails for all of them. One whose weight is 0 only measures: it
+takes no reward away, and what it did not measure is no part.
 """
 
 from __future__ import annotations
@@ -34,10 +35,12 @@ class Rewards:
         self.grouped = any(leaf._is_group_func(function) for leaf in self.leaves for function in leaf.funcs)
         self.weights = [float(weight) for leaf in self.leaves for weight in leaf.weights]
         self._failed: dict[int | None, str] = {}
+        self._unmeasured: dict[int | None, set[str]] = {}
         self._count = 0
         self._asked: set[int] = set()
         for number, leaf in enumerate(self.leaves):
-            leaf.funcs[:] = [self._watched(number, one, leaf._is_group_func(one)) for one in leaf.funcs]
+            weighed = zip(leaf.funcs, leaf.weights, strict=True)
+            leaf.funcs[:] = [self._watched(number, one, leaf._is_group_func(one), measures=not weight) for one, weight in weighed]
             leaf._call_individual_reward_func = about_one(leaf._call_individual_reward_func)
 
     @property
@@ -55,6 +58,7 @@ class Rewards:
     async def score(self, states: list[Any]) -> list[dict[str, Any]]:
         """For each state a score, or `failed` and why there is none. Raises Unsound where there is none for any."""
         self._failed.clear()
+        self._unmeasured.clear()
         self._asked.clear()
         self._count = len(states)
         work = self.rubric.score_group if self.grouped else self.rubric.score_rollout
@@ -70,15 +74,23 @@ class Rewards:
             failed = f"the environment says that the episode broke: {state['error']!r}"
         if failed is not None:
             return {"failed": failed}
-        found = {"reward": state.get("reward"), "parts": state.get("metrics") or {}}
+        unmeasured = self._unmeasured.get(None, set()) | self._unmeasured.get(id(state), set())
+        parts = {name: value for name, value in (state.get("metrics") or {}).items() if name not in unmeasured}
+        found = {"reward": state.get("reward"), "parts": parts}
         if len(routed(self.rubric)) > 1 and is_number(found["reward"]):
             found["passed"] = float(found["reward"]) >= full([self.leaves[number] for number in self._asked])
         return found
 
-    def _watched(self, leaf: int, function: Callable[..., Any], grouped: bool) -> Callable[..., Any]:
+    def _watched(self, leaf: int, function: Callable[..., Any], grouped: bool, *, measures: bool) -> Callable[..., Any]:
         """A reward function whose failures are noted before they are hidden."""
         sound = self._numbers if grouped else self._number
         name = getattr(function, "__name__", repr(function))
+
+        def note(reason: str) -> None:
+            if measures:
+                self._unmeasured.setdefault(_ASKED.get(), set()).add(name)
+            else:
+                self._failed.setdefault(_ASKED.get(), reason)
 
         @functools.wraps(function)
         def watched(*args: Any, **kwargs: Any) -> Any:
@@ -86,34 +98,31 @@ class Rewards:
             try:
                 found = function(*args, **kwargs)
             except Exception as error:
-                self._note(f"reward function {name} raised {type(error).__name__}: {error}")
+                note(f"reward function {name} raised {type(error).__name__}: {error}")
                 raise
-            return later(found) if inspect.isawaitable(found) else sound(name, found)
+            return later(found) if inspect.isawaitable(found) else sound(name, found, note)
 
         async def later(found: Any) -> Any:
             try:
-                return sound(name, await found)
+                return sound(name, await found, note)
             except Exception as error:
-                self._note(f"reward function {name} raised {type(error).__name__}: {error}")
+                note(f"reward function {name} raised {type(error).__name__}: {error}")
                 raise
 
         return watched
 
-    def _note(self, reason: str) -> None:
-        self._failed.setdefault(_ASKED.get(), reason)
-
-    def _number(self, name: str, found: Any) -> Any:
+    def _number(self, name: str, found: Any, note: Callable[[str], None]) -> Any:
         if not is_number(found):
-            self._note(f"reward function {name} gave {shown(found)}, which is no number")
+            note(f"reward function {name} gave {shown(found)}, which is no number")
         return found
 
-    def _numbers(self, name: str, found: Any) -> Any:
+    def _numbers(self, name: str, found: Any, note: Callable[[str], None]) -> Any:
         """A number for each rollout: verifiers takes the first of more, and adds up whatever it is given."""
         found = list(found) if isinstance(found, Sequence) or hasattr(found, "tolist") else found
         if isinstance(found, list) and len(found) == self._count and all(is_number(one) for one in found):
             return [float(one) for one in found]
         what = f"{len(found)} scores" if isinstance(found, list) and len(found) != self._count else shown(found)
-        self._note(f"reward function {name} gave {what} for {self._count} rollouts, which is not a number for each")
+        note(f"reward function {name} gave {what} for {self._count} rollouts, which is not a number for each")
         return [0.0] * self._count
 
 
