@@ -13,7 +13,7 @@ import logging
 import shutil
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -172,14 +172,24 @@ class TrainingJobs:
         if value["spec"]["state"] != "Running":
             self._rest(value, value["spec"]["state"])
             return
+        place = asyncio.ensure_future(self._room.acquire())  # before anything is awaited: jobs run in the order in which they came
         try:
             await in_thread(lambda: self._prepare(value, folder))
-            async with self._room:
-                await self._train(value, folder)
+            await place
+            await self._train(value, folder)
         except Refusal as refusal:
             self._failed(value, refusal.reason, refusal.message)
         except (SandmillError, OSError) as error:
             self._failed(value, "InfrastructureFailed", ascii_of(str(error)))
+        finally:
+            await self._leave(place)
+
+    async def _leave(self, place: asyncio.Future[Literal[True]]) -> None:
+        """Gives a place back, or no longer waits for one."""
+        place.cancel()
+        await asyncio.wait([place])
+        if not place.cancelled():
+            self._room.release()
 
     def _prepare(self, value: Value, folder: Path) -> None:
         """Everything that the run needs, in its own folder: an environment may be deleted meanwhile. Blocks."""
