@@ -133,11 +133,11 @@ def load_environment(kind="guess", max_turns=5):
         rubric.add_reward_func(shortest, weight=0.5)
         rubric.add_reward_func(attempts, weight=0.0)
     if kind == "odd":
-        rubric = vf.Rubric(funcs=[right, odd_alone, odd], weights=[1.0, 0.0, 0.5])
+        rubric = vf.Rubric(funcs=[right, odd_alone, odd], weights=[1.0, -0.25, 0.5])
         return vf.SingleTurnEnv(dataset=Dataset.from_list(ROWS), rubric=rubric)
     if kind == "several":
         rows = [{**row, "question": f"Again: {row['question']}"} for row in ROWS]
-        more = vf.SingleTurnEnv(dataset=Dataset.from_list(rows), rubric=vf.Rubric(funcs=[right, odd_alone], weights=[2.0, 0.0]))
+        more = vf.SingleTurnEnv(dataset=Dataset.from_list(rows), rubric=vf.Rubric(funcs=[right, odd_alone], weights=[2.0, -0.25]))
         return vf.EnvGroup([Guess(dataset=Dataset.from_list(ROWS), rubric=rubric, max_turns=max_turns), more], ["guess", "more"])
     kinds = {"telling": Telling, "forgetful": Forgetful, "broken": Broken, "holding": Holding}
     return kinds.get(kind, Guess)(dataset=Dataset.from_list(ROWS), rubric=rubric, max_turns=max_turns)
