@@ -6,6 +6,7 @@ Everything that arrives is hostile until checked: a malformed or unexpected repl
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections.abc import Callable
 from typing import Protocol
@@ -146,12 +147,13 @@ class Agent:
         try:
             reply = wire.parse_reply(data)
             listener = self._listeners.get(reply.id)
-            if listener is None and reply.op == wire.EXIT and 0 < reply.id <= self._last:
-                return None  # a command that was killed in the moment it ended is reported twice: by its supervisor and by its death
-            if listener is None and reply.op in (wire.EXIT, wire.OUTPUT) and 0 < reply.id <= self._last:
-                return None  # a supervisor that was killed after it had reported is reported once more
+            if listener is None and 0 < reply.id <= self._last and _may_come_twice(reply):
+                if fd >= 0:
+                    os.close(fd)
+                return
             if listener is None and reply.op == wire.READY and reply.flags & wire.NOT_STARTED:
-                return self._break_off(fd, f"it could not be closed in: {reply.failure!a}")
+                self._break_off(fd, f"it could not be closed in: {reply.failure!a}")
+                return
             if listener is None:
                 raise wire.MalformedError(f"a reply to request {reply.id}, which nobody made")
             if listener.reply(reply, fd):
@@ -165,3 +167,9 @@ class Agent:
             os.close(fd)
         self._link.close()
         self._on_end(why)
+
+
+def _may_come_twice(reply: wire.AgentReply) -> bool:
+    """A command that is killed in the moment it ends is reported by its supervisor and by its death; so is whatever else the agent had a
+    process of its own do, as lost (EIO)."""
+    return reply.op in (wire.EXIT, wire.OUTPUT) or reply.status == errno.EIO
