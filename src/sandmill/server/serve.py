@@ -16,7 +16,7 @@ import secrets as random
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Final
 
 import uvicorn
@@ -201,22 +201,29 @@ async def _run(
                 *(joining, keys, records, boxes, images, settings.folder, _url(settings, listening)), rootless=warden.rootless
             )
             parts += [member.guard(), _belong(member, server, announce, _url(settings, listening), leaving)]
-        tasks = [home.create_task(part) for part in parts]
-        broken: list[BaseException] = []
-        for task in tasks:
-            task.add_done_callback(lambda done: _watch(done, server, broken))
         try:
-            await server.serve(sockets=[listening])
+            await _serving(server, listening, parts)
         finally:
-            for task in tasks:
-                task.cancel()
             shipping.close()
             suppliers = () if supply is None else (supply.close,)
             await _close(*suppliers, images.close, environments.close, training.close, boxes.close, commands.settled)
-        if broken:
-            raise broken[0]
     finally:
         store.close()
+
+
+async def _serving(server: uvicorn.Server, listening: socket.socket, parts: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Answers requests, and runs the server's other parts beside that, until it is told to stop. Raises what broke one of them."""
+    tasks = [asyncio.get_running_loop().create_task(part) for part in parts]
+    broken: list[BaseException] = []
+    for task in tasks:
+        task.add_done_callback(lambda done: _watch(done, server, broken))
+    try:
+        await server.serve(sockets=[listening])
+    finally:
+        for task in tasks:
+            task.cancel()
+    if broken:
+        raise broken[0]
 
 
 async def _close(*parts: Callable[[], Awaitable[None]]) -> None:
