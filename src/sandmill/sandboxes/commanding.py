@@ -25,15 +25,23 @@ DEFAULT_MAX_OUTPUT: Final = 1 << 20
 _KILL_PATIENCE_S: Final = 5.0
 
 
-class Way(NamedTuple):
-    """How a command that is watched while it runs is connected. `stdin`: whether anything will come."""
+class Invocation(NamedTuple):
+    """What is to run, and how it is connected. `stdin`: None (closed), what to feed, or PIPE. `timeout_s`: seconds, None for ever."""
 
+    argv: tuple[str | bytes, ...]
+    env: Mapping[str, str] | None
+    workdir: str | None
     user: str
-    stdin: bool
-    tty: bool
-    text: bool
-    max_output: int
     timeout_s: float | None
+    stdin: bytes | str | Stdin | None
+    max_output: int
+    text: bool = False
+    tty: bool = False
+
+    @property
+    def fed(self) -> bytes | None:
+        """Its whole standard input, where that is known beforehand."""
+        return None if self.stdin is None or isinstance(self.stdin, Stdin) else wire.encode(self.stdin)
 
 
 class Commanding(abc.ABC):
@@ -82,19 +90,20 @@ class Commanding(abc.ABC):
         `stdin`: None (closed), bytes or text to feed, or PIPE. `tty`: on a pseudo-terminal, whose one stream is `stdout`. After
         `timeout` (seconds, or "5m") its whole process tree is killed. `max_output`: bytes per stream that wait unread at most (process.py).
         """
-        timeout_s, agent = seconds(timeout), await self._startable()
-        feed = None if stdin is None or isinstance(stdin, Stdin) else wire.encode(stdin)
-        way = Way(user=user, stdin=stdin is not None, tty=tty, text=text, max_output=max_output, timeout_s=timeout_s)
-        process, flags, fds = await self._process(agent, way)
+        return await self._start(Invocation(argv, env, workdir, user, seconds(timeout), stdin, max_output, text, tty))
+
+    async def _start(self, command: Invocation) -> Process:
+        agent, feed = await self._startable(), command.fed
+        process, flags, fds = await self._process(agent, command)
         try:
-            message = self._commands.message(flags, process.id, argv, env, workdir, user, fds=fds)
+            message = self._commands.message(flags, process.id, command.argv, command.env, command.workdir, command.user, fds=fds)
         except (SandboxError, ConfigError) as error:
             process.refuse(error)
             for fd in set(fds):
                 os.close(fd)
             raise
         agent.send(message, close=tuple(set(fds)))
-        process.program = argv[0]
+        process.program = command.argv[0]
         self.lifetime.enter()
         process.on_exit(self.lifetime.leave)
         await process.begin()
@@ -102,11 +111,11 @@ class Commanding(abc.ABC):
             asyncio.get_running_loop().create_task(process.feed(feed))
         return process
 
-    async def _process(self, agent: Agent, way: Way) -> tuple[Process, int, tuple[int, ...]]:
+    async def _process(self, agent: Agent, command: Invocation) -> tuple[Process, int, tuple[int, ...]]:
         """A command's process before it runs, the request's flags, and the command's own descriptors, which go with the request."""
-        ours, theirs = await self._terminal(way.user) if way.tty else pipes(with_stdin=way.stdin)
-        process = Process(agent, ours[1], ours[2], ours[0], text=way.text, max_output=way.max_output, timeout_s=way.timeout_s)
-        return process, wire.EXEC_TTY if way.tty else 0, theirs
+        ours, theirs = await self._terminal(command.user) if command.tty else pipes(with_stdin=command.stdin is not None)
+        process = Process(agent, ours[1], ours[2], ours[0], text=command.text, max_output=command.max_output, timeout_s=command.timeout_s)
+        return process, wire.EXEC_TTY if command.tty else 0, theirs
 
     @dual
     async def run(
@@ -125,18 +134,30 @@ class Commanding(abc.ABC):
         After `timeout` (seconds, or "5m") the command's whole process tree is killed and what it wrote is returned. Raises
         ExecFailed (nothing ran), ConfigError, SandboxGone.
         """
-        timeout_s, agent, loop = seconds(timeout), await self._startable(), asyncio.get_running_loop()
-        capture = self._capture(loop.create_future(), max_output)
+        return await self._complete(Invocation(argv, env, workdir, user, seconds(timeout), stdin, max_output), merge_stderr=merge_stderr)
+
+    async def _complete(self, command: Invocation, *, merge_stderr: bool) -> Completed:
+        agent, loop = await self._startable(), asyncio.get_running_loop()
+        capture = self._capture(loop.create_future(), command.max_output)
         id = agent.listen(capture)
         flags = wire.EXEC_CAPTURE | (wire.EXEC_MERGE if merge_stderr else 0)
         try:
-            message = self._commands.message(flags, id, argv, env, workdir, user, stdin=wire.encode(stdin), max_output=max_output)
+            message = self._commands.message(
+                flags,
+                id,
+                command.argv,
+                command.env,
+                command.workdir,
+                command.user,
+                stdin=command.fed or b"",
+                max_output=command.max_output,
+            )
         except (SandboxError, ConfigError):
             agent.forget(id)
             raise
         agent.send(message)
         self.lifetime.enter()
-        deadline = None if timeout_s is None else loop.call_later(timeout_s, self._expire, id, capture)
+        deadline = None if command.timeout_s is None else loop.call_later(command.timeout_s, self._expire, id, capture)
         try:
             reply = await capture.future
         except asyncio.CancelledError:
@@ -147,7 +168,7 @@ class Commanding(abc.ABC):
                 deadline.cancel()
             self.lifetime.leave()
         if reply.flags & wire.NOT_STARTED:
-            raise exec_failed(reply.status, argv[0])
+            raise exec_failed(reply.status, command.argv[0])
         return capture.completed(reply, self.lifetime.stopping)
 
     @dual

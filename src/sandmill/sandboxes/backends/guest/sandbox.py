@@ -27,7 +27,7 @@ from sandmill.sandboxes.backends.native import wire
 from sandmill.sandboxes.backends.native.agent import Agent, Link
 from sandmill.sandboxes.backends.native.node import USER_UID, WARDEN
 from sandmill.sandboxes.backends.seam import Backend, Machine
-from sandmill.sandboxes.commanding import Way
+from sandmill.sandboxes.commanding import Invocation
 from sandmill.sandboxes.commands import Commands
 from sandmill.sandboxes.dual import dual
 from sandmill.sandboxes.egress.blocked import Blocked
@@ -82,18 +82,19 @@ class GuestSandbox(Sandbox):
         """What the backend calls its machine."""
         return "" if self._machine is None else self._machine.id
 
-    async def _process(self, agent: Agent, way: Way) -> tuple[Process, int, tuple[int, ...]]:
+    async def _process(self, agent: Agent, command: Invocation) -> tuple[Process, int, tuple[int, ...]]:
         """Its streams come and go with the notices: a guest shares no descriptor with this machine."""
+        stdin = command.stdin is not None
         process = GuestProcess(
             agent,
             self._lost,
-            with_input=way.tty or way.stdin,
-            terminal=way.tty,
-            text=way.text,
-            max_output=way.max_output,
-            timeout_s=way.timeout_s,
+            with_input=command.tty or stdin,
+            terminal=command.tty,
+            text=command.text,
+            max_output=command.max_output,
+            timeout_s=command.timeout_s,
         )
-        return process, wire.EXEC_TTY if way.tty else wire.EXEC_INPUT if way.stdin else 0, ()
+        return process, wire.EXEC_TTY if command.tty else wire.EXEC_INPUT if stdin else 0, ()
 
     @dual
     async def fork(self, n: int, *, name: str | None = None) -> list[Sandbox]:

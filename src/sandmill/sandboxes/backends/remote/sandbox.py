@@ -16,18 +16,17 @@ from typing import IO, Any, Final
 import msgspec
 
 from sandmill.errors import ConfigError, SandboxCreateFailed, SandboxError, SandboxFileError, SandboxGone
-from sandmill.sandboxes.backends.native import wire
 from sandmill.sandboxes.backends.remote.client import AnswerError, Client, client_of, object_of
 from sandmill.sandboxes.backends.remote.http import Answer
 from sandmill.sandboxes.backends.remote.preserving import OVER, RemotePreserving, name_note
 from sandmill.sandboxes.backends.remote.process import RemoteProcess, not_started
 from sandmill.sandboxes.backends.remote.wiring import creation, entry, user_word, words
-from sandmill.sandboxes.commanding import DEFAULT_MAX_OUTPUT
+from sandmill.sandboxes.commanding import Invocation
 from sandmill.sandboxes.dual import dual
 from sandmill.sandboxes.files import FileEntry, contents, open_flags
-from sandmill.sandboxes.process import Completed, Process, Stdin
+from sandmill.sandboxes.process import Completed, Process
 from sandmill.sandboxes.registry import SandboxRecord
-from sandmill.sandboxes.spec import SandboxSpec, check_env, seconds
+from sandmill.sandboxes.spec import SandboxSpec, check_env
 
 _WRITES_AT_ONCE: Final = 8
 _JSON: Final = {"Accept": "application/json"}
@@ -51,54 +50,29 @@ class RemoteSandbox(RemotePreserving):
         """Unknown from here: the server's own `sandmill doctor` says."""
         return None
 
-    @dual
-    async def exec(
-        self,
-        *argv: str | bytes,
-        env: Mapping[str, str] | None = None,
-        workdir: str | None = None,
-        user: str = "user",
-        timeout: float | str | None = None,
-        stdin: bytes | str | Stdin | None = None,
-        text: bool = True,
-        tty: bool = False,
-        max_output: int = DEFAULT_MAX_OUTPUT,
-    ) -> Process:
-        """As on this machine."""
-        spec: dict[str, Any] = {"command": words(argv), "tty": tty, "stdin": stdin is not None, "user": user_word(user)}
-        for name, value in (env or {}).items():
+    async def _start(self, command: Invocation) -> Process:
+        stdin, tty = command.stdin is not None, command.tty
+        spec: dict[str, Any] = {"command": words(command.argv), "tty": tty, "stdin": stdin, "user": user_word(command.user)}
+        for name, value in (command.env or {}).items():
             check_env(name, value)
             spec.setdefault("env", []).append({"name": name, "value": value})
-        if workdir is not None:
-            spec["workingDir"] = posixpath.join(self.spec.workdir, workdir)
-        if (timeout_s := seconds(timeout)) is not None:
-            spec["timeout"] = f"{max(1, round(timeout_s * 1000))}ms"
+        if command.workdir is not None:
+            spec["workingDir"] = posixpath.join(self.spec.workdir, command.workdir)
+        if command.timeout_s is not None:
+            spec["timeout"] = f"{max(1, round(command.timeout_s * 1000))}ms"
         made = object_of(await self._ask("POST", f"sandboxes/{self.id}/processes", json={"spec": spec}))
-        if (error := not_started(made["status"], argv[0])) is not None:
+        if (error := not_started(made["status"], command.argv[0])) is not None:
             raise error
-        process = RemoteProcess(self._client, self.name, made, text=text, max_output=max_output, stdin=stdin is not None, tty=tty)
-        process.program = argv[0]
-        if stdin is not None and not isinstance(stdin, Stdin):
-            asyncio.get_running_loop().create_task(process.feed(wire.encode(stdin)))
+        process = RemoteProcess(self._client, self.name, made, text=command.text, max_output=command.max_output, stdin=stdin, tty=tty)
+        process.program = command.argv[0]
+        if (feed := command.fed) is not None:
+            asyncio.get_running_loop().create_task(process.feed(feed))
         return process
 
-    @dual
-    async def run(
-        self,
-        *argv: str | bytes,
-        env: Mapping[str, str] | None = None,
-        workdir: str | None = None,
-        user: str = "user",
-        timeout: float | str | None = None,
-        stdin: bytes | str = b"",
-        max_output: int = DEFAULT_MAX_OUTPUT,
-        merge_stderr: bool = False,
-    ) -> Completed:
-        """As on this machine; with `merge_stderr` both streams come in the order the server got them."""
-        words = ("sh", "-c", 'exec "$@" 2>&1', "sh", *argv) if merge_stderr else argv
-        process = await self.exec.aio(
-            *words, env=env, workdir=workdir, user=user, timeout=timeout, stdin=stdin or None, text=False, max_output=max_output
-        )
+    async def _complete(self, command: Invocation, *, merge_stderr: bool) -> Completed:
+        """With `merge_stderr` both streams come in the order the server got them."""
+        merged = ("sh", "-c", 'exec "$@" 2>&1', "sh", *command.argv) if merge_stderr else command.argv
+        process = await self._start(command._replace(argv=merged, stdin=command.stdin or None))
         gone: str | None = None
         try:
             await process.wait.aio()
