@@ -5,17 +5,18 @@ import asyncio
 import pytest
 from contest import contest
 
+from sandmill.environments.access.meter import Meter, present_meter
 from sandmill.environments.grading import grade_episode, grade_group
 from sandmill.environments.handover import GradesGroups
 from sandmill.environments.task import AgentLimited, Boundary, InfrastructureFailure, Limit, Submission
 
 
-def graded(environment, *submissions):
+def graded(environment, *submissions, **more):
     """The group's verdicts; ends the package."""
 
     async def main():
         try:
-            return await grade_group(environment, environment.splits["train"][0], submissions, timeout_s=30.0)
+            return await grade_group(environment, environment.splits["train"][0], submissions, timeout_s=30.0, **more)
         finally:
             await environment.close()
 
@@ -70,3 +71,19 @@ def test_what_breaks_the_grading_leaves_all_without_a_reward(more, said, reason)
 def test_a_limited_episode_keeps_its_limit():
     limited, _ = graded(contest(turns=False), Submission(answer="2", limit=Limit.TOKENS), *answers("1"))
     assert limited == AgentLimited(limit=Limit.TOKENS, reward=1.0, passed=True, parts={"members": 2.0})
+
+
+@pytest.mark.parametrize("retries", [0, 1])
+def test_what_the_grader_asked_and_was_not_answered_spoils_the_whole_grading(retries):
+    environment, meter = contest(turns=False), Meter()
+    own, busy = environment.grade_group, InfrastructureFailure(boundary=Boundary.JUDGE, reason="busy", retryable=True)
+
+    async def grade(task, submissions):
+        if meter.gradings == 1:
+            present_meter().failed(busy)
+        return await own(task, submissions)
+
+    environment.grade_group = grade
+    verdicts = graded(environment, *answers("3", "1"), retries=retries, meter=meter)
+    assert meter.gradings == retries + 1
+    assert list(verdicts) == [busy, busy] if not retries else [verdict.reward for verdict in verdicts] == [1.0, 0.0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -58,22 +58,36 @@ async def grade_episode(
     episode need not be repeated for it, and where that did not help, that would not either. `meter` notes what graders ask outside.
     Raises only IsolationUnavailable, which ends the run, and cancellation.
     """
-    meter, called = meter or Meter(), False
-    with metered(meter):
-        for left in range(retries, -1, -1):
-            meter.begin()
-            meter.gradings += 1
-            verdict, reached = await _grading(environment, task, submission, sandbox, timeout_s)
-            called = called or reached
-            if meter.failure is not None:  # whatever the grader made of it
-                verdict = meter.failure
-            if not left or meter.lasting is not None or not _again(verdict):
-                break
+    meter = meter or Meter()
+    (verdict,), called = await _tried(lambda: _grading(environment, task, submission, sandbox, timeout_s), _again, retries, meter)
     if retries and meter.lasting is None and isinstance(verdict, InfrastructureFailure) and verdict.boundary in _GRADERS:
         verdict = msgspec.structs.replace(verdict, retryable=False)
     if health is not None:
         health.record(verdict, called=called)
     return verdict
+
+
+async def _tried(
+    grade: Callable[[], Awaitable[tuple[tuple[Verdict, ...], bool]]], again: Callable[[Verdict], bool], retries: int, meter: Meter
+) -> tuple[tuple[Verdict, ...], bool]:
+    """The verdicts of the last grading, and whether the grader was reached in any; repeated while one may be had by `again`."""
+    called = False
+    with metered(meter):
+        for left in range(retries, -1, -1):
+            meter.begin()
+            meter.gradings += 1
+            verdicts, reached = await grade()
+            called = called or reached
+            if meter.failure is not None:  # whatever the grader made of it
+                verdicts = (meter.failure,) * len(verdicts)
+            if not left or meter.lasting is not None or not any(map(again, verdicts)):
+                break
+    return verdicts, called
+
+
+def _passing(verdict: Verdict) -> bool:
+    """Whether a whole group may be graded again for this one: what broke for good breaks again, and the others have their verdicts."""
+    return isinstance(verdict, InfrastructureFailure) and verdict.retryable
 
 
 def _again(verdict: Verdict) -> bool:
@@ -85,8 +99,8 @@ def _again(verdict: Verdict) -> bool:
 
 async def _grading(
     environment: Environment, task: Task, submission: Submission, sandbox: Sandbox | None, timeout_s: float
-) -> tuple[Verdict, bool]:
-    """One grading, and whether the grader was reached at all."""
+) -> tuple[tuple[Verdict, ...], bool]:
+    """One grading's verdict, and whether the grader was reached at all."""
     called = False
     try:
         if isinstance(environment, GradesSandboxes):
@@ -104,7 +118,7 @@ async def _grading(
         raise
     except Exception as error:  # noqa: BLE001 - the one place where a grader's failure is recorded
         verdict = _grader_failure(error)
-    return verdict, called
+    return (verdict,), called
 
 
 async def grade_group(
@@ -122,17 +136,7 @@ async def grade_group(
     A grading that breaks for a passing reason is tried again, `retries` times. `meter` notes what the grader asks outside.
     Raises only IsolationUnavailable, which ends the run, and cancellation.
     """
-    meter, called = meter or Meter(), False
-    with metered(meter):
-        for left in range(retries, -1, -1):
-            meter.begin()
-            meter.gradings += 1
-            verdicts, reached = await _group_grading(environment, task, submissions, timeout_s)
-            called = called or reached
-            if meter.failure is not None:  # whatever the grader made of it
-                verdicts = (meter.failure,) * len(submissions)
-            if not left or not any(isinstance(one, InfrastructureFailure) and one.retryable for one in verdicts):
-                break
+    verdicts, called = await _tried(lambda: _group_grading(environment, task, submissions, timeout_s), _passing, retries, meter or Meter())
     if health is not None:
         for verdict in verdicts:
             health.record(verdict, called=called)
