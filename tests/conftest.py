@@ -5,6 +5,10 @@ from __future__ import annotations
 import signal
 import sys
 
+from installed import clean
+
+__all__ = ["clean"]
+
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 collect_ignore = [] if any("peers" in word for word in sys.argv[1:]) else ["peers"]

@@ -12,7 +12,6 @@ from sandmill.environments import foreign, registry
 from sandmill.environments.check import Status, check, failing
 from sandmill.environments.environment import Environment
 from sandmill.environments.grading import grade_episode
-from sandmill.environments.packages.install import records, remove
 from sandmill.environments.task import AgentLimited, Boundary, Graded, InfrastructureFailure, Limit, NoAnswer, Submission
 from sandmill.errors import ConfigError, EnvironmentFailed, UnknownEnvironment
 
@@ -35,13 +34,7 @@ def reward(completion, answer):
 """
 
 
-@pytest.fixture(autouse=True)
-def clean():
-    """What a test installs is removed after it."""
-    before = set(records())
-    yield
-    for key in set(records()) - before:
-        remove(key)
+pytestmark = pytest.mark.usefixtures("clean")
 
 
 @pytest.fixture

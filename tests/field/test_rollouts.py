@@ -19,7 +19,6 @@ from sandmill.environments import registry
 from sandmill.environments.builtin.shell import ShellEnvironment
 from sandmill.environments.grading import grade_episode
 from sandmill.environments.interaction import Offer
-from sandmill.environments.packages.install import records, remove
 from sandmill.environments.task import AgentLimited, Boundary, Graded, InfrastructureFailure, Limit, Message, Submission, Task
 from sandmill.environments.tools import Tool
 from sandmill.errors import EnvironmentFailed, SandboxError
@@ -172,10 +171,10 @@ def reward(completion, answer):
 
 
 @pytest.mark.case(64)
+@pytest.mark.usefixtures("clean")
 def test_prime_rl_3139_requests_end_with_the_environment_that_they_wait_for(tmp_path: Path) -> None:
     """The sandbox of a package dies under three gradings; each is told, and the next one is graded by another."""
     (tmp_path / "slow.py").write_text(SLOW)
-    before = set(records())
     name = f"python/{tmp_path / 'slow.py'}"
     environment = registry.get(name, EnvironmentSection(name=name, train_tasks=2, held_out_tasks=2))
 
@@ -192,16 +191,13 @@ def test_prime_rl_3139_requests_end_with_the_environment_that_they_wait_for(tmp_
         finally:
             await environment.close()
 
-    try:
-        lost, after = asyncio.run(go())
-    finally:
-        for key in set(records()) - before:
-            remove(key)
+    lost, after = asyncio.run(go())
     assert [type(verdict) for verdict in lost] == [InfrastructureFailure] * 3
     assert after == Graded(reward=1.0, passed=True)
 
 
 @pytest.mark.case(51)
+@pytest.mark.usefixtures("clean")
 @pytest.mark.parametrize("column", ["prompt", "reward_model"])
 def test_verl_758_a_column_that_the_held_out_file_lacks_is_named_before_anything_runs(tmp_path: Path, column: str) -> None:
     rows = [
@@ -218,10 +214,5 @@ def test_verl_758_a_column_that_the_held_out_file_lacks_is_named_before_anything
     (tmp_path / "test.jsonl").write_text("".join(json.dumps({k: v for k, v in row.items() if k != column}) + "\n" for row in rows))
     options = {"reward": str(tmp_path / "reward.py"), "heldOut": str(tmp_path / "test.jsonl")}
     section = EnvironmentSection(name=f"verl/{tmp_path / 'train.jsonl'}", train_tasks=2, held_out_tasks=2, options=options)
-    before = set(records())
-    try:
-        with pytest.raises(EnvironmentFailed, match=rf"test\.jsonl, row 0: column '{column}' is missing"):
-            registry.get(section.name, section)
-    finally:
-        for key in set(records()) - before:
-            remove(key)
+    with pytest.raises(EnvironmentFailed, match=rf"test\.jsonl, row 0: column '{column}' is missing"):
+        registry.get(section.name, section)

@@ -11,7 +11,6 @@ from sandmill.environments import registry
 from sandmill.environments.access.access import access_of
 from sandmill.environments.access.meter import Meter
 from sandmill.environments.grading import grade_episode
-from sandmill.environments.packages.install import records, remove
 from sandmill.environments.task import Submission
 from sandmill.sandboxes import loop
 
@@ -55,11 +54,8 @@ def judge():
 
 
 @pytest.fixture(autouse=True)
-def clean():
-    before = set(records())
-    yield
-    for key in set(records()) - before:
-        remove(key)
+def installs(clean):
+    """Removed after every test."""
 
 
 @pytest.fixture

@@ -8,9 +8,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
+from installed import only_index, removed_after
 
-from sandmill.environments.packages.install import records, remove
 from sandmill.sandboxes import Image, Sandbox
 
 sys.path.append(str(Path(__file__).parents[1] / "packages"))
@@ -111,16 +110,8 @@ def index(folder: Path) -> Iterator[Path]:
         wheel(folder, "swebench", {**files, "swebench/harness/log_parsers/__init__.py": PARSER}, release)
     wheel(folder, "swebench", {**files, "swebench/harness/log_parsers/__init__.py": "import no_such_module"}, BROKEN)
     wheel(folder, "unidiff", {"unidiff/__init__.py": ""}, "1.0.1")
-    before = set(records())
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_CONSTRAINT"):
-            patch.delenv(name, raising=False)
-        patch.setenv("PIP_CONFIG_FILE", "/dev/null")
-        patch.setenv("PIP_NO_INDEX", "1")
-        patch.setenv("PIP_FIND_LINKS", str(folder))
+    with removed_after(), only_index(folder):
         yield folder
-    for key in set(records()) - before:
-        remove(key)
 
 
 def build_image(root: Path) -> str:
