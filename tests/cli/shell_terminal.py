@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import select
+import signal
 import struct
 import subprocess
 import termios
@@ -36,6 +37,22 @@ class Terminal:
 
     def type(self, keys):
         os.write(self.ours, keys)
+
+    def shows_its_sizes(self, command: bytes, said: bytes):
+        """A shell's programs see this terminal's size, before and after it changes. `command` prints `said` besides."""
+        self.until(b"[sandbox]")
+        self.type(b"stty size; " + command + b"\r")
+        assert b"33 101" in self.until(said)
+        ioctl(self.ours, termios.TIOCSWINSZ, struct.pack("HHHH", 20, 60, 0, 0))
+        os.kill(self.process.pid, signal.SIGWINCH)
+        self.type(b"sleep 0.3; stty size\r")
+        self.until(b"20 60")
+
+    def is_given_back(self):
+        """The shell is left with 5, and the terminal is as it was."""
+        self.type(b"exit 5\r")
+        assert self.process.wait(DEADLINE_S) == 5
+        assert termios.tcgetattr(self.theirs) == self.before
 
     def close(self):
         self.process.kill()

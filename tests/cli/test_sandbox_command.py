@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import struct
 import termios
 import time
-from fcntl import ioctl
 
 import pytest
 from shell_terminal import Terminal
@@ -174,18 +171,10 @@ def terminal(sandmill):
 
 
 def test_a_shell_has_a_terminal_of_its_own_and_gives_ours_back(terminal):
-    terminal.until(b"[sandbox]")
-    terminal.type(b"stty size; echo at $PLACE as $(id -un)\r")
-    assert b"33 101" in terminal.until(b"at inside as user")
-    ioctl(terminal.ours, termios.TIOCSWINSZ, struct.pack("HHHH", 20, 60, 0, 0))
-    os.kill(terminal.process.pid, signal.SIGWINCH)
-    terminal.type(b"sleep 0.3; stty size\r")
-    terminal.until(b"20 60")
+    terminal.shows_its_sizes(b"echo at $PLACE as $(id -un)", b"at inside as user")
     terminal.type(b"sleep 300\r\x03")
     terminal.until(b"^C")
-    terminal.type(b"exit 5\r")
-    assert terminal.process.wait(DEADLINE_S) == 5
-    assert termios.tcgetattr(terminal.theirs) == terminal.before
+    terminal.is_given_back()
 
 
 def test_a_killed_shell_gives_the_terminal_back(terminal):
