@@ -1,7 +1,7 @@
 /* One sandbox from nothing. In: a CREATE request. Out: a child in six fresh namespaces that becomes the sandbox's init and agent,
  * and an answer with the agent's socket. The warden goes on as soon as the child is on its way; the child reports by AGENT_READY.
  *
- * A sixth of its own work then happens while that report travels: where a sandbox of this node has come up whole before, the child
+ * The last part of its work happens while that report travels: where a sandbox of this node has come up whole before, the child
  * reports once its files are in place, and only then masks what /proc says of the host, gives up its rights and installs its filter.
  * No request is read before all of that is done. */
 #define _GNU_SOURCE
